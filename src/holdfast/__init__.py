@@ -1,0 +1,40 @@
+"""Holdfast trains networks that keep what they learned.
+
+import holdfast as hf
+
+learner = hf.ConsistencyReplay(model, optimizer, buffer_size=500, regularizer="linf", alpha=0.5, beta=0.2)
+for x, y in stream:
+    losses = learner.observe(x, y)
+"""
+
+from holdfast.benchmarks import BENCHMARKS
+from holdfast.buffer import Reservoir
+from holdfast.config import RunConfig
+from holdfast.errors import DataError, HoldfastError, TrainingError, UsageError
+from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.models import MODELS, group_batchnorm
+from holdfast.regularizers import REGULARIZERS
+from holdfast.results import RunResult
+from holdfast.training import run
+
+__all__ = [
+    "BENCHMARKS",
+    "LEARNERS",
+    "MODELS",
+    "REGULARIZERS",
+    "ConsistencyReplay",
+    "DataError",
+    "ExperienceReplay",
+    "HoldfastError",
+    "Learner",
+    "Losses",
+    "Reservoir",
+    "RunConfig",
+    "RunResult",
+    "TrainingError",
+    "UsageError",
+    "group_batchnorm",
+    "run",
+]
+
+__version__ = "0.1.0"

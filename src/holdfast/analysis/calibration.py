@@ -1,0 +1,82 @@
+"""Whether a model's confidence can be believed: calibration errors and the data of a reliability diagram."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import UsageError
+
+__all__ = ["Calibration", "calibration"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How confidence and accuracy agree, overall and per bin of confidence.
+
+    `ece` and `mce` are in percent; `confidence` and `accuracy` are the means of a bin as shares in [0, 1], and 0 for a
+    bin with no sample (its `count` is 0). Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins); the last one
+    includes 1.
+    """
+
+    ece: float
+    mce: float
+    confidence: list[float]
+    accuracy: list[float]
+    count: list[int]
+    bins: int
+
+
+def calibration(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
+    """The calibration of logits (N, classes) against integer labels (N,), over equal-width bins of confidence.
+
+    Confidence is the largest softmax probability. The expected error (`ece`) weighs each bin's |accuracy - confidence|
+    by the share of samples in it; the maximum error (`mce`) is the largest of them. Everything is float64.
+
+    torchmetrics uses the same bins, except that it gives confidences of exactly 1 a bin of their own.
+
+    >>> sure_and_right = calibration(torch.tensor([[9.0, -9.0], [-9.0, 9.0]]), torch.tensor([0, 1]))
+    >>> round(sure_and_right.ece, 3), sure_and_right.count[-1]
+    (0.0, 2)
+    """
+    _check(logits, labels, bins)
+    confidences, predictions = torch.softmax(logits.double(), dim=1).max(dim=1)
+    correct = (predictions == labels).double()
+
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=logits.device)
+    bin_of = (torch.bucketize(confidences, edges, right=True) - 1).clamp(max=bins - 1)
+    count = torch.bincount(bin_of, minlength=bins)
+    confidence = torch.bincount(bin_of, weights=confidences, minlength=bins) / count.clamp(min=1)
+    accuracy = torch.bincount(bin_of, weights=correct, minlength=bins) / count.clamp(min=1)
+
+    gaps = (accuracy - confidence).abs()
+    return Calibration(
+        ece=100 * float((gaps * count).sum() / count.sum()),
+        mce=100 * float(gaps.max()),
+        confidence=confidence.tolist(),
+        accuracy=accuracy.tolist(),
+        count=count.tolist(),
+        bins=bins,
+    )
+
+
+def _check(logits: Tensor, labels: Tensor, bins: int) -> None:
+    if bins < 1:
+        raise UsageError(f"calibration needs at least one bin, got bins={bins}.")
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise UsageError(f"logits must be (samples, classes) with two classes or more, got {tuple(logits.shape)}.")
+    if labels.shape != logits.shape[:1]:
+        raise UsageError(
+            f"labels must be one per row of the logits: expected ({logits.shape[0]},), got {tuple(labels.shape)}."
+        )
+    if logits.shape[0] == 0:
+        raise UsageError("calibration needs at least one sample, got none.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise UsageError(f"labels must be class indices (integers), got {labels.dtype}.")
+    if not bool(torch.isfinite(logits).all()):
+        raise UsageError("logits contain NaN or infinity; check that the model's training did not diverge.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= logits.shape[1]:
+        raise UsageError(f"labels must lie in 0..{logits.shape[1] - 1} (columns of the logits), got {low}..{high}.")

@@ -1,0 +1,62 @@
+"""The paper's overview: what a method gains over experience replay in accuracy, recency and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+from holdfast.errors import UsageError
+from holdfast.registry import unknown_name
+
+__all__ = ["Gains", "Scores", "gains", "overview"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the overview compares: `accuracy` and `ece` in percent, `recency_gap` (last minus first) in [-1, 1]."""
+
+    accuracy: float
+    recency_gap: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Relative gains in percent of the reference's own quality; above 0 is better than the reference."""
+
+    accuracy: float
+    recency: float
+    calibration: float
+
+
+def gains(method: Scores, reference: Scores) -> Gains:
+    """The relative gains of `method` over `reference`: (method - reference) / reference of three scores, in percent.
+
+    Accuracy is compared as it is. Recency bias and calibration error are turned around first, so that more is better:
+    evenness is 1 minus the recency gap (average probability of the last task minus that of the first), reliability
+    100 minus the ECE.
+
+    >>> gains(Scores(60.0, 0.1, 20.0), Scores(50.0, 0.5, 60.0))
+    Gains(accuracy=20.0, recency=80.0, calibration=100.0)
+    """
+    return Gains(
+        accuracy=_relative("accuracy", method.accuracy, reference.accuracy),
+        recency=_relative("1 - recency gap", 1 - method.recency_gap, 1 - reference.recency_gap),
+        calibration=_relative("100 - ECE", 100 - method.ece, 100 - reference.ece),
+    )
+
+
+def overview(scores: Mapping[str, Scores], reference: str = "er") -> dict[str, Gains]:
+    """The gains of every method in `scores` over the method named `reference`, which itself is left out."""
+    if reference not in scores:
+        raise unknown_name("reference method", reference, list(scores))
+    return {name: gains(score, scores[reference]) for name, score in scores.items() if name != reference}
+
+
+def _relative(quantity: str, method: float, reference: float) -> float:
+    if not (isfinite(method) and isfinite(reference)):
+        raise UsageError(f"{quantity} must be a finite number to be compared, got {method} against {reference}.")
+    if reference <= 0:
+        raise UsageError(f"the reference's {quantity} is {reference:g}; a relative gain needs it above 0.")
+    return 100 * (method - reference) / reference

@@ -1,0 +1,63 @@
+"""Task recency bias: how much of a model's belief goes to the classes it saw last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import UsageError
+
+__all__ = ["Recency", "recency"]
+
+
+@dataclass(frozen=True)
+class Recency:
+    """What each task is given, in training order; all numbers are shares in [0, 1].
+
+    `task_probabilities`: average softmax probability of the task's classes, summed over the classes. `gap`: that of the
+    last task minus that of the first, in [-1, 1]; 0 is unbiased when the test set is balanced. `prediction_shares`:
+    share of the samples whose predicted class belongs to the task.
+    """
+
+    task_probabilities: list[float]
+    gap: float
+    prediction_shares: list[float]
+
+
+def recency(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> Recency:
+    """The recency bias in logits (N, classes) over the whole test set; `task_classes[t]` are the classes of task t.
+
+    The softmax and the argmax run over all columns of the logits (the Class-IL setting). Columns that belong to no task
+    keep their probability, so the task probabilities then sum to less than 1.
+
+    >>> recency(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), [[0, 1], [2, 3]]).task_probabilities
+    [0.5, 0.5]
+    """
+    _check(logits, task_classes)
+    per_class = torch.softmax(logits.double(), dim=1).mean(dim=0)
+    predicted = torch.bincount(logits.argmax(dim=1), minlength=logits.shape[1]).double() / logits.shape[0]
+    probabilities = [float(per_class[list(classes)].sum()) for classes in task_classes]
+    shares = [float(predicted[list(classes)].sum()) for classes in task_classes]
+    return Recency(probabilities, probabilities[-1] - probabilities[0], shares)
+
+
+def _check(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> None:
+    if logits.ndim != 2 or logits.shape[0] == 0:
+        raise UsageError(f"logits must be (samples, classes) with one sample or more, got {tuple(logits.shape)}.")
+    if not bool(torch.isfinite(logits).all()):
+        raise UsageError("logits contain NaN or infinity; check that the model's training did not diverge.")
+    if len(task_classes) == 0 or any(len(classes) == 0 for classes in task_classes):
+        raise UsageError("task_classes must name at least one task, and at least one class for every task.")
+    classes = [label for task in task_classes for label in task]
+    if min(classes) < 0 or max(classes) >= logits.shape[1]:
+        raise UsageError(
+            f"task_classes must lie in 0..{logits.shape[1] - 1} (columns of the logits), "
+            f"got {min(classes)}..{max(classes)}."
+        )
+    if len(set(classes)) != len(classes):
+        raise UsageError(
+            "a class appears twice in task_classes; recency needs tasks with classes of their own (Class-IL)."
+        )

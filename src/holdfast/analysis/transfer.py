@@ -1,0 +1,131 @@
+"""Transfer and forgetting over several seeds: per-task curves and summary numbers with bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast import metrics
+from holdfast.errors import UsageError
+
+__all__ = ["Estimate", "Transfer", "transfer"]
+
+Row = Sequence[float | None]
+Matrix = Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, with the bounds of its bootstrap interval; bounds are None for a single seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What training on later tasks did to the others. All numbers are percentage points.
+
+    `curves[j][i]` is the accuracy on task j after training on task i, None where some seed did not evaluate it.
+    `accuracy` is that of the last row; the transfers and forgetting are None where they are not defined: with a single
+    task, without the cells they need, and forward transfer without a baseline. `level` is the intervals' coverage.
+    """
+
+    seeds: int
+    level: float
+    curves: list[list[Estimate | None]]
+    accuracy: Estimate | None
+    forward_transfer: Estimate | None
+    backward_transfer: Estimate | None
+    forgetting: Estimate | None
+
+
+def transfer(
+    matrices: Sequence[Matrix],
+    baselines: Sequence[Row] | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Transfer:
+    """Transfer over the seeds of one experiment, from an accuracy matrix (percent, T x T) per seed.
+
+    `matrices[s][i][j]` is the accuracy on task j after training on task i, None or NaN where it was not evaluated.
+    `baselines[s][j]` is the accuracy of the untrained network on task j, needed for forward transfer.
+
+    Intervals are percentile bootstrap: seeds are drawn with replacement `resamples` times, and the middle `level` of
+    the means is kept. All numbers use the same draws. With few seeds such intervals are too narrow, not too wide.
+
+    >>> result = transfer([[[90.0, None], [60.0, 80.0]]])
+    >>> result.accuracy.mean, result.backward_transfer.mean, result.forward_transfer
+    (70.0, -30.0, None)
+    """
+    if not 0 < level < 1 or resamples < 1:
+        raise UsageError(f"level must lie between 0 and 1 and resamples be positive, got {level} and {resamples}.")
+    tables = _tables(matrices)
+    seeds, tasks = tables.shape[:2]
+    untrained = torch.full((seeds, tasks), nan) if baselines is None else _baseline_rows(baselines, seeds, tasks)
+    bootstrap = _Bootstrap(seeds, level, resamples, seed)
+
+    return Transfer(
+        seeds=seeds,
+        level=level,
+        curves=[[bootstrap(tables[:, after, task].tolist()) for after in range(tasks)] for task in range(tasks)],
+        accuracy=bootstrap([metrics.accuracy(table) for table in tables]),
+        forward_transfer=bootstrap([metrics.forward_transfer(*pair) for pair in zip(tables, untrained, strict=True)]),
+        backward_transfer=bootstrap([metrics.backward_transfer(table) for table in tables]),
+        forgetting=bootstrap([metrics.forgetting(table) for table in tables]),
+    )
+
+
+class _Bootstrap:
+    """Values, one per seed -> their mean and its percentile interval, with the same resamples every time."""
+
+    def __init__(self, seeds: int, level: float, resamples: int, seed: int) -> None:
+        # How often each seed is drawn is all a resampled mean depends on; row r holds the seeds' weights in resample r.
+        counts = np.random.default_rng(seed).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+        self.weights = counts / seeds
+        self.bounds = ((1 - level) / 2, (1 + level) / 2)
+
+    def __call__(self, values: Sequence[float]) -> Estimate | None:
+        """The estimate, or None if a value is missing (NaN)."""
+        if any(isnan(value) for value in values):
+            return None
+        if len(values) == 1:
+            return Estimate(values[0], None, None)
+        low, high = np.quantile(self.weights @ np.asarray(values), self.bounds)
+        return Estimate(fmean(values), float(low), float(high))
+
+
+def _tables(matrices: Sequence[Matrix]) -> Tensor:
+    """The matrices as one float64 tensor (seeds, T, T), NaN where there is no number."""
+    if not matrices or not matrices[0]:
+        raise UsageError("transfer needs at least one accuracy matrix with at least one task, got none.")
+    tasks = len(matrices[0])
+    for matrix in matrices:
+        if len(matrix) != tasks or any(len(row) != tasks for row in matrix):
+            shape = f"{len(matrix)} rows of {sorted({len(row) for row in matrix})} cells"
+            raise UsageError(f"every seed needs a {tasks} x {tasks} accuracy matrix like the first, got {shape}.")
+    return torch.stack([torch.stack([_numbers(row) for row in matrix]) for matrix in matrices])
+
+
+def _baseline_rows(baselines: Sequence[Row], seeds: int, tasks: int) -> Tensor:
+    """The baselines as one float64 tensor (seeds, T)."""
+    if len(baselines) != seeds or any(len(row) != tasks for row in baselines):
+        raise UsageError(f"baselines must be one row of {tasks} accuracies per seed ({seeds}).")
+    return torch.stack([_numbers(row) for row in baselines])
+
+
+def _numbers(row: Row) -> Tensor:
+    numbers = torch.tensor([nan if value is None else float(value) for value in row], dtype=torch.float64)
+    outside = numbers[(numbers < 0) | (numbers > 100)]
+    if len(outside):
+        raise UsageError(f"accuracies must be percentages in 0..100, got {float(outside[0]):g}.")
+    return numbers

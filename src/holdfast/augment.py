@@ -1,0 +1,71 @@
+"""Batched views, on the device: uint8 images -> float images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import UsageError
+
+__all__ = ["CropFlip", "Normalize", "View"]
+
+View = Callable[[Tensor], Tensor]
+"""(B, C, H, W) uint8 in, float out: what the network is shown of a batch of images."""
+
+
+class Normalize:
+    """Pixels scaled to [0, 1], then (x - mean) / std per channel; without mean and std, scaling only."""
+
+    def __init__(self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+        if (mean is None) != (std is None):
+            raise UsageError("mean and std must be given together, or neither.")
+        self.mean, self.std = mean, std
+        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) float32."""
+        if self.mean is None or self.std is None:
+            return images / 255
+        scale, shift = self._on(images.device)
+        return torch.addcmul(shift, images.float(), scale)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        # Kept per device: building a tensor from Python numbers waits for the GPU, which a step must not.
+        if device not in self._constants:
+            std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
+            mean = torch.tensor(self.mean, dtype=torch.float64).view(-1, 1, 1)
+            self._constants[device] = (
+                (1 / (255 * std)).float().to(device),
+                (-mean / std).float().to(device),
+            )
+        return self._constants[device]
+
+
+class CropFlip:
+    """Random crop after zero padding and random horizontal flip, then `normalize`; each image on its own.
+
+    Padding comes before normalisation, so padded pixels are black rather than mean.
+    """
+
+    def __init__(self, normalize: Normalize, generator: torch.Generator, padding: int = 4) -> None:
+        self.normalize, self.generator, self.padding = normalize, generator, padding
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) float32."""
+        return self.normalize(self.crop_flip(images))
+
+    def crop_flip(self, images: Tensor) -> Tensor:
+        """The uint8 part: one gather instead of padding, cropping and flipping."""
+        count, channels, height, width = images.shape
+        device = images.device
+        shift = torch.randint(-self.padding, self.padding + 1, (2, count, 1), generator=self.generator, device=device)
+        flip = torch.rand(count, 1, generator=self.generator, device=device) < 0.5
+        rows = torch.arange(height, device=device) + shift[0]
+        columns = torch.arange(width, device=device)
+        columns = torch.where(flip, width - 1 - columns, columns) + shift[1]
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+        source = source.view(count, 1, -1).expand(-1, channels, -1)
+        return images.flatten(2).gather(2, source).view_as(images) * inside[:, None]

@@ -1,0 +1,86 @@
+"""What a benchmark is: tasks with training data and test sets, and how the network is shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.augment import CropFlip, Normalize, View
+from holdfast.config import RunConfig
+from holdfast.data import ImageSet
+from holdfast.errors import UsageError
+from holdfast.registry import Registry
+
+__all__ = ["BENCHMARKS", "Benchmark", "Task", "build", "shuffled"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stretch of the stream with its own test set."""
+
+    classes: tuple[int, ...]
+    """The classes a Task-IL evaluation chooses from."""
+    train: Callable[[], ImageSet]
+    """Makes the training set when the task begins, so that long sequences need not fit into memory."""
+    test: ImageSet
+
+
+def shuffled(count: int, batch_size: int, generator: torch.Generator) -> Iterable[Tensor]:
+    """Indices of minibatches that visit `count` samples once in random order; the last one may be short."""
+    return torch.split(torch.randperm(count, generator=generator, device=generator.device), batch_size)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A sequence of tasks over one set of classes."""
+
+    classes: int
+    shape: tuple[int, ...]
+    """Shape of one input as the network sees it."""
+    tasks: tuple[Task, ...]
+    normalize: Normalize = field(default_factory=Normalize)
+    augment: bool = False
+    """Whether training views are randomly cropped and flipped."""
+    batches: Callable[[int, int, torch.Generator], Iterable[Tensor]] = shuffled
+    """(samples, batch size, generator) -> the index batches of one epoch of a task."""
+
+    def train_view(self, generator: torch.Generator) -> View:
+        """What the network is shown of training images; `generator` decides augmentation."""
+        return CropFlip(self.normalize, generator) if self.augment else self.normalize
+
+    def joint(self) -> ImageSet:
+        """The training data of all tasks at once."""
+        parts = [task.train() for task in self.tasks]
+        return ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+BENCHMARKS: Registry[Callable[[RunConfig, Path], Benchmark]] = Registry("benchmark")
+
+
+def build(config: RunConfig, root: Path) -> Benchmark:
+    """The benchmark of a run, with `train_limit` applied and labels checked."""
+    benchmark = BENCHMARKS[config.benchmark](config, root)
+    if config.tasks is not None and len(benchmark.tasks) != config.tasks:
+        raise UsageError(f"{config.benchmark} has {len(benchmark.tasks)} tasks here, not {config.tasks}.")
+    for number, task in enumerate(benchmark.tasks):
+        _check_labels(task.test.labels, benchmark.classes, f"test labels of task {number}")
+    if config.train_limit is None:
+        return benchmark
+    return replace(benchmark, tasks=tuple(_limited(task, config.train_limit) for task in benchmark.tasks))
+
+
+def _limited(task: Task, limit: int) -> Task:
+    def train() -> ImageSet:
+        full = task.train()
+        return ImageSet(full.images[:limit], full.labels[:limit])
+
+    return replace(task, train=train)
+
+
+def _check_labels(labels: Tensor, classes: int, what: str) -> None:
+    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
+        raise UsageError(f"{what} lie outside 0..{classes - 1}: {int(labels.min())}..{int(labels.max())}.")

@@ -1,0 +1,100 @@
+"""MNIST-360: a stream of slowly turning digits without task boundaries, and one test set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task
+from holdfast.benchmarks.rotation import rotate_each
+from holdfast.config import RunConfig
+from holdfast.data import ImageSet, load
+from holdfast.rng import generator
+
+__all__ = ["plan_batches"]
+
+DIGITS = 9  # 0 to 8: a turned 9 is a 6.
+ROUNDS = 6
+CHUNKS = 2 * ROUNDS  # Each round meets every digit in two pairs.
+
+
+def plan_batches(chunks: list[list[int]], batch_size: int) -> list[tuple[int, int, int, int]]:
+    """The stream as a list of minibatches (digit a, how many of a, digit b, how many of b).
+
+    `chunks[d]` are the sizes of digit d's chunks in order. Pairs (0,1), (1,2), ..., (8,0) follow each other, each visit
+    with a fresh chunk of both. A minibatch splits in proportion to what is left of the two chunks; the pair
+    changes as soon as either is used up, and what is left of the other is dropped.
+    """
+    visits = [iter(sizes) for sizes in chunks]
+    plan = []
+    for _ in range(ROUNDS):
+        for a in range(DIGITS):
+            b = (a + 1) % DIGITS
+            left_a, left_b = next(visits[a]), next(visits[b])
+            while left_a and left_b:
+                take_a = min(round(left_a / (left_a + left_b) * batch_size), left_a)
+                take_b = min(batch_size - take_a, left_b)
+                plan.append((a, take_a, b, take_b))
+                left_a, left_b = left_a - take_a, left_b - take_b
+    return plan
+
+
+@BENCHMARKS.register("mnist-360", "a stream of slowly turning digits 0 to 8, without boundaries")
+def mnist_360(config: RunConfig, root: Path) -> Benchmark:
+    """Digits come in pairs, return, and turn all the while; one test set of digits at all angles."""
+    data = load("mnist", root)
+    draw = generator(config.seed, "stream")
+    of_digit = [(data.train.labels == digit).nonzero().flatten() for digit in range(DIGITS)]
+    if config.train_limit is not None:  # Fewer images of each digit, still turning full circle.
+        of_digit = [indices[: max(CHUNKS, config.train_limit // DIGITS)] for indices in of_digit]
+    chunks = [indices.tensor_split(CHUNKS) for indices in of_digit]
+    plan = plan_batches([[len(chunk) for chunk in row] for row in chunks], config.batch_size)
+    order = [[chunk[torch.randperm(len(chunk), generator=draw)] for chunk in row] for row in chunks]
+    indices, angles = _consume(plan, order)
+    stream = partial(_turned, data.train, indices, angles)
+    sizes = [take_a + take_b for _, take_a, _, take_b in plan]
+
+    def in_order(count: int, batch_size: int, generator: torch.Generator) -> Iterable[Tensor]:
+        ends = accumulate(sizes)  # Only whole minibatches, where `train_limit` cuts the stream.
+        whole = [size for size, end in zip(sizes, ends, strict=True) if end <= count]
+        return torch.split(torch.arange(sum(whole), device=generator.device), whole)
+
+    task = Task(tuple(range(10)), stream, _test(data.test))
+    return Benchmark(10, (1, 28, 28), (task,), batches=in_order)
+
+
+def _consume(plan: list[tuple[int, int, int, int]], order: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+    """Which image comes when, and at which angle in degrees: two tensors in the order of the stream."""
+    totals = [sum(len(chunk) for chunk in row) for row in order]
+    met = [0] * DIGITS  # images of each digit shown so far
+    chunk_at, within = [-1] * DIGITS, [0] * DIGITS
+    indices, angles, pair = [], [], None
+    for a, take_a, b, take_b in plan:
+        if (a, b) != pair:  # A new visit opens the next chunk of both digits.
+            pair = (a, b)
+            for digit in pair:
+                chunk_at[digit], within[digit] = chunk_at[digit] + 1, 0
+        for digit, take in ((a, take_a), (b, take_b)):
+            chunk = order[digit][chunk_at[digit]]
+            indices.append(chunk[within[digit] : within[digit] + take])
+            shown = torch.arange(met[digit], met[digit] + take, dtype=torch.float64)
+            angles.append((digit - 1) * 60.0 + shown * (360.0 / totals[digit]))
+            within[digit] += take
+            met[digit] += take
+    return torch.cat(indices), torch.cat(angles)
+
+
+def _turned(images: ImageSet, indices: Tensor, angles: Tensor) -> ImageSet:
+    return ImageSet(rotate_each(images.images[indices], angles), images.labels[indices])
+
+
+def _test(images: ImageSet) -> ImageSet:
+    """All test images of the digits, each digit's turned through the full circle."""
+    of_digit = [(images.labels == digit).nonzero().flatten() for digit in range(DIGITS)]
+    angles = [torch.arange(len(i), dtype=torch.float64) * (360.0 / len(i)) for i in of_digit]
+    return _turned(images, torch.cat(of_digit), torch.cat(angles))

@@ -1,0 +1,104 @@
+"""The reservoir: a fixed number of slots that hold a uniform sample of everything seen so far."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import UsageError
+
+__all__ = ["Draw", "Reservoir", "place"]
+
+
+class Draw(NamedTuple):
+    """Samples taken from the buffer; row i of each tensor belongs to one sample. `logits` is None if none are kept."""
+
+    x: Tensor
+    y: Tensor
+    logits: Tensor | None
+
+
+def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
+    """The slot of each of B samples offered in order, (B,) int64; `capacity` stands for "nowhere".
+
+    `uniforms` (B,) float64 in [0, 1) decide, `seen` (0-d int64) counts the samples offered before. The n-th sample of
+    the stream goes to slot n while n < capacity, afterwards to slot j uniform in {0..n} if j < capacity. A sample
+    whose slot a later one of the same batch takes as well goes nowhere, as if the later had overwritten it.
+    """
+    order = torch.arange(len(uniforms), device=uniforms.device)
+    n = seen + order
+    slot = torch.where(n < capacity, n, (uniforms * (n + 1)).long()).clamp_(max=capacity)
+    # The last comer per slot; the extra entry gathers those who go nowhere.
+    last = order.new_full((capacity + 1,), -1).scatter_reduce_(0, slot, order, "amax")
+    return torch.where(last[slot] == order, slot, capacity)
+
+
+class Reservoir:
+    """Reservoir sampling over a stream of (x, y, logits), exact, vectorised, on one device.
+
+    Storage has one row more than `capacity`: samples that are not kept are written there, so that every step has the
+    same shapes and nothing depends on a value the host would have to wait for. `seen` is a device tensor for the same
+    reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are known there.
+    """
+
+    def __init__(self, capacity: int, *, generator: torch.Generator | None = None) -> None:
+        if capacity < 1:
+            raise UsageError(f"buffer size must be at least 1, not {capacity}.")
+        self.capacity = capacity
+        self.generator = generator or torch.Generator()
+        self.device = self.generator.device
+        self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.offered = 0
+        self._columns: list[Tensor] = []
+
+    @property
+    def stored(self) -> int:
+        """How many samples the buffer holds."""
+        return min(self.offered, self.capacity)
+
+    def add(self, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+        """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""
+        batch = [part.detach() for part in (x, y, logits) if part is not None]
+        if len({len(part) for part in batch}) > 1:
+            counts = ", ".join(str(len(part)) for part in batch)
+            raise UsageError(f"x, y and logits must have one row per sample each, not {counts}.")
+        if not self._columns:
+            self._columns = [part.new_zeros((self.capacity + 1, *part.shape[1:]), device=self.device) for part in batch]
+        self._check(batch)
+        uniforms = torch.rand(len(x), dtype=torch.float64, generator=self.generator, device=self.device)
+        slots = place(uniforms, self.seen, self.capacity)
+        for column, part in zip(self._columns, batch, strict=True):
+            column.index_copy_(0, slots, part)
+        self.seen += len(x)
+        self.offered += len(x)
+
+    def sample(self, n: int) -> Draw:
+        """min(n, stored) distinct samples, each equally likely."""
+        if not self.stored:
+            raise UsageError("the buffer is empty: add samples before drawing from it.")
+        if n < 1:
+            raise UsageError(f"at least 1 sample must be drawn, not {n}.")
+        chosen = torch.randperm(self.stored, generator=self.generator, device=self.device)[:n]
+        x, y, *logits = (column.index_select(0, chosen) for column in self._columns)
+        return Draw(x, y, logits[0] if logits else None)
+
+    def contents(self) -> Draw:
+        """Everything stored, in slot order."""
+        if not self._columns:
+            raise UsageError("the buffer is empty: nothing has been added yet.")
+        x, y, *logits = (column[: self.stored] for column in self._columns)
+        return Draw(x, y, logits[0] if logits else None)
+
+    def _check(self, batch: list[Tensor]) -> None:
+        if len(batch) != len(self._columns):
+            raise UsageError("logits must be given for every sample or for none.")
+        for name, column, part in zip(("x", "y", "logits"), self._columns, batch, strict=False):
+            if part.shape[1:] != column.shape[1:]:
+                raise UsageError(
+                    f"{name} of shape {tuple(part.shape[1:])} per sample do not fit the buffer, "
+                    f"which holds {tuple(column.shape[1:])}."
+                )
+            if part.dtype != column.dtype:
+                raise UsageError(f"{name} of type {part.dtype} do not fit the buffer, which holds {column.dtype}.")

@@ -1,0 +1,201 @@
+"""What a run is: a complete, frozen description with a fingerprint. presets.toml -> RunConfig."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from math import isfinite
+from typing import Any
+
+from holdfast.errors import UsageError
+from holdfast.registry import unknown_name
+
+__all__ = ["PROTOCOL", "WITHOUT_BUFFER", "RunConfig"]
+
+PROTOCOL = 1
+"""Raised whenever the same config would mean another computation, so that old results are never mixed with new."""
+
+WITHOUT_BUFFER = ("sgd", "joint")
+"""Methods that keep no samples; their `buffer_size` is None."""
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that determines the numbers of one run. Names are the paper's where it has them."""
+
+    benchmark: str
+    method: str
+    buffer_size: int | None
+    """Slots of the reservoir (M); None for methods without one."""
+    seed: int = 0
+    model: str = "mlp"
+    tasks: int | None = None
+    """Number of tasks; None for the benchmark's own."""
+    epochs: int = 1
+    batch_size: int = 32
+    """Samples of the stream a step, and of the replayed draw with labels (draw 2)."""
+    replay_size: int = 32
+    """Samples of the consistency draw (draw 1); for er, of its only draw."""
+    lr: float = 0.03
+    alpha: float = 1.0
+    """Weight of the replayed cross-entropy."""
+    beta: float = 1.0
+    """Weight of the consistency term."""
+    precision: str = "float32"
+    """Arithmetic of the network's forward and backward pass: float32, or bfloat16 by autocast."""
+    train_limit: int | None = None
+    """Use only the first so many training samples of each task; None for all."""
+    options: tuple[tuple[str, float], ...] = ()
+    """Hyper-parameters of the regularizer other than its defaults, by name."""
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "epochs", "batch_size", "replay_size", "train_limit", "buffer_size"):
+            value = getattr(self, name)
+            optional = name in ("tasks", "train_limit", "buffer_size")
+            if not (optional and value is None) and (not _is_whole(value) or value < 1):
+                raise UsageError(f"{name.replace('_', ' ')} must be a whole number of at least 1, not {value!r}.")
+        if not _is_whole(self.seed):
+            raise UsageError(f"seed must be a whole number, not {self.seed!r}.")
+        if self.buffer_size is None and self.method not in WITHOUT_BUFFER:
+            raise UsageError(f"method '{self.method}' needs a buffer size, for instance 200.")
+        for name in ("lr", "alpha", "beta"):
+            value = getattr(self, name)
+            if not _is_finite(value) or value < 0:
+                raise UsageError(f"{name} must be a finite number of at least 0, not {value!r}.")
+            # One spelling of each number (1 and 1.0, 0.0 and -0.0): equal configs share a fingerprint.
+            object.__setattr__(self, name, abs(float(value)))
+        options = dict(self.options)
+        for name, value in options.items():
+            if not _is_finite(value):
+                raise UsageError(f"regularizer.{name} must be a finite number, not {value!r}.")
+            options[name] = float(value) + 0.0
+        object.__setattr__(self, "options", tuple(sorted(options.items())))
+        if self.method in WITHOUT_BUFFER:
+            object.__setattr__(self, "buffer_size", None)
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, list(PRECISIONS))
+
+    @classmethod
+    def preset(
+        cls, benchmark: str, method: str, *, buffer_size: int | None = 200, seed: int = 0, **changes: Any
+    ) -> RunConfig:
+        """The published hyper-parameters for a benchmark, method and buffer size, with any `changes` on top.
+
+        >>> RunConfig.preset("rot-mnist", "linf", buffer_size=500).lr
+        0.2
+        """
+        if method in WITHOUT_BUFFER:
+            buffer_size = None
+        values = _preset(benchmark, method, buffer_size)
+        return cls(benchmark=benchmark, method=method, buffer_size=buffer_size, seed=seed, **values).change(**changes)
+
+    def change(self, **changes: Any) -> RunConfig:
+        """This config with some values replaced; an unknown name raises. Option names of regularizers as `options`."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise unknown_name("setting", name, known)
+        return replace(self, **changes)
+
+    def parse(self, assignments: list[str]) -> RunConfig:
+        """This config with `key=value` texts applied, as typed at a command line.
+
+        `regularizer.temperature=0.1` sets a hyper-parameter of the regularizer.
+        """
+        changes: dict[str, Any] = {}
+        options = dict(self.options)
+        for assignment in assignments:
+            key, equals, text = assignment.partition("=")
+            if not equals:
+                raise UsageError(f"'{assignment}' is not of the form key=value.")
+            if key.startswith("regularizer."):
+                options[key.removeprefix("regularizer.")] = _number(key, text)
+            else:
+                changes[key] = self._convert(key, text)
+        return self.change(**changes, options=tuple(options.items()))
+
+    def _convert(self, key: str, text: str) -> Any:
+        """A typed value for the field `key`."""
+        types = {field.name: str(field.type) for field in fields(self) if field.name != "options"}
+        if key not in types:
+            raise unknown_name("setting", key, [*types, "regularizer.NAME"])
+        if text.lower() in ("none", "") and "None" in types[key]:
+            return None
+        if "int" in types[key]:
+            try:
+                return int(text)  # Exact, however large.
+            except ValueError:
+                number = _number(key, text)  # `1e3` is a whole number as well.
+            if not number.is_integer():
+                raise UsageError(f"{key} must be a whole number, not '{text}'.")
+            return int(number)
+        return _number(key, text) if "float" in types[key] else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain JSON values; `from_dict` reverses it."""
+        return {**asdict(self), "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
+        """The config that `to_dict` described."""
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise UsageError(f"not settings of a run: {', '.join(sorted(unknown))}.")
+        return cls(**values)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that name this computation: equal configs under one protocol, and only those, share it."""
+        text = json.dumps({"protocol": PROTOCOL, **self.to_dict()}, sort_keys=True)
+        return sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        buffer = "" if self.buffer_size is None else f", buffer {self.buffer_size}"
+        return f"{self.benchmark} {self.method}{buffer}, seed {self.seed}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{key} must be a number, not '{text}'.") from None
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(files("holdfast").joinpath("presets.toml").read_text("utf-8"))
+
+
+def _preset(benchmark: str, method: str, buffer_size: int | None) -> dict[str, Any]:
+    """The values presets.toml gives, from the most general table to the most specific."""
+    tables = _tables()
+    table = tables["benchmarks"].get(benchmark, tables["default"])
+    values = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    family = table.get(method)
+    if not isinstance(family, dict):
+        family = table.get("consistency", {})
+    values |= {key: value for key, value in family.items() if not isinstance(value, dict)}
+    columns = {int(size): column for size, column in family.items() if isinstance(column, dict)}
+    if columns and buffer_size is not None:
+        # The column of the next smaller published buffer; smaller ones than all published use the smallest.
+        below = [size for size in columns if size <= buffer_size]
+        values |= columns[max(below) if below else min(columns)]
+    if method in tables["beta"]:
+        values["beta"] = tables["beta"][method]
+    return values

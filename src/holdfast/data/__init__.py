@@ -1,0 +1,30 @@
+"""Files -> uint8 tensors: published data sets, verified by checksum, downloaded if need be."""
+
+from holdfast.data import cifar, mnist, tinyimagenet  # noqa: F401 - importing one registers it
+from holdfast.data.catalogue import (
+    DATASETS,
+    Dataset,
+    ImageSet,
+    Progress,
+    Source,
+    Status,
+    fetch,
+    load,
+    reporting,
+    status,
+)
+from holdfast.data.files import data_root
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "ImageSet",
+    "Progress",
+    "Source",
+    "Status",
+    "data_root",
+    "fetch",
+    "load",
+    "reporting",
+    "status",
+]

@@ -1,0 +1,202 @@
+"""CIFAR-10 and CIFAR-100, from the published "python version": the archive, or the folder it unpacks to."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Progress, Status
+from holdfast.data.download import archive_status, fetch_archive, missing
+from holdfast.data.files import Archive, checked
+from holdfast.errors import DataError
+
+__all__ = ["Cifar", "unpickle"]
+
+
+def _dtype(code: bytes | str, align: object, copy: object) -> np.dtype[Any]:
+    """numpy.dtype as the files call it: they pass the flags as integers, which numpy has deprecated."""
+    return np.dtype(code if isinstance(code, str) else code.decode("ascii"), copy=True)
+
+
+# All that the published files refer to. They were written by an old numpy; the function that rebuilds an array has
+# moved since, so that we ask an array for it.
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _dtype,
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise DataError(f"it refers to {module}.{name}, which no CIFAR file does")
+        return _ALLOWED[module, name]
+
+
+def unpickle(content: bytes, path: Path) -> dict[bytes, Any]:
+    """What a CIFAR file holds. Nothing but plain values and numpy arrays is ever built; `path` names it in errors."""
+    try:
+        loaded = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a broken pickle may raise anything
+        raise DataError(f"{path} is not a CIFAR file: {error}. It was not loaded.") from None
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path} is not a CIFAR file: it holds no dictionary.")
+    return loaded
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """One of the two data sets. `train`, `test` and `meta` map the names of files to their checksums."""
+
+    archive: Archive
+    folder: str
+    train: Mapping[str, str]
+    test: Mapping[str, str]
+    meta: Mapping[str, str]
+    label_key: bytes
+    names_key: bytes
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The checksum of every file."""
+        return {**self.train, **self.test, **self.meta}
+
+    def load(self, root: Path, progress: Progress | None) -> Dataset:
+        """The data set, 3 x 32 x 32, in the published order; each file's checksum is verified before it is loaded."""
+        files = self._read(root)
+        path = root / self.folder
+        names = self._class_names(files, path)
+        train, test = (
+            _join([self._batch(unpickle(files[name], path / name), path / name, len(names)) for name in split])
+            for split in (self.train, self.test)
+        )
+        return Dataset(train, test, len(names), names)
+
+    def status(self, root: Path, verify: bool) -> Status:
+        """Where the folder or, failing that, the archive is."""
+        folder = root / self.folder
+        if not folder.is_dir():
+            return archive_status(self.archive, root, verify)
+        paths = [folder / name for name in self.checksums]
+        gone = [path.name for path in paths if not path.is_file()]
+        size = sum(path.stat().st_size for path in paths if path.is_file())
+        if gone:
+            return Status("damaged", folder, f"{folder} is incomplete: {', '.join(gone)} not there.", size)
+        if not verify:
+            return Status("present", folder, "Every file is there; the checksums were not looked at.", size)
+        try:
+            self._read_folder(folder)
+        except DataError as error:
+            return Status("damaged", folder, str(error), size)
+        return Status("verified", folder, "Every file is the published one.", size)
+
+    def fetch(self, root: Path, progress: Progress | None) -> Path:
+        """The folder or archive, the latter downloaded if need be."""
+        return fetch_archive(self.archive, self.status(root, verify=True), root, progress)
+
+    def _read(self, root: Path) -> dict[str, bytes]:
+        if (root / self.folder).is_dir():
+            return self._read_folder(root / self.folder)
+        if (root / self.archive.name).is_file():
+            return self._read_archive(root / self.archive.name)
+        raise missing(self.archive, root)
+
+    def _read_folder(self, folder: Path) -> dict[str, bytes]:
+        try:
+            return {
+                name: checked((folder / name).read_bytes(), sum_, folder / name)
+                for name, sum_ in self.checksums.items()
+            }
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read ({error.strerror}). Unpack the archive again.") from None
+
+    def _read_archive(self, path: Path) -> dict[str, bytes]:
+        wanted = {f"{self.folder}/{name}": name for name in self.checksums}
+        files: dict[str, bytes] = {}
+        try:
+            # Members are read, never extracted: no path inside the archive is ever written to.
+            with tarfile.open(path, "r:gz") as tar:
+                for member in tar:
+                    stream = tar.extractfile(member) if member.name in wanted and member.isreg() else None
+                    if stream is not None:
+                        name = wanted[member.name]
+                        files[name] = checked(stream.read(), self.checksums[name], path / member.name)
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            raise DataError(f"{path} is damaged ({error}). Delete it. {self.archive.by_hand(path.parent)}") from None
+        gone = sorted(self.checksums.keys() - files.keys())
+        if gone:
+            raise DataError(f"{path} does not contain {', '.join(gone)}. {self.archive.by_hand(path.parent)}")
+        return files
+
+    def _class_names(self, files: Mapping[str, bytes], path: Path) -> tuple[str, ...]:
+        (name,) = self.meta
+        names = unpickle(files[name], path / name).get(self.names_key)
+        if not isinstance(names, list) or not names or not all(isinstance(entry, bytes) for entry in names):
+            raise DataError(f"{path / name} does not hold the names of the classes.")
+        return tuple(entry.decode() for entry in names)
+
+    def _batch(self, batch: dict[bytes, Any], path: Path, classes: int) -> ImageSet:
+        images, labels = batch.get(b"data"), batch.get(self.label_key)
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
+            raise DataError(f"{path} holds no rows of 3 x 32 x 32 bytes.")
+        if not isinstance(labels, list) or len(labels) != len(images) or not set(labels) <= set(range(classes)):
+            raise DataError(f"{path} does not hold one label from 0 to {classes - 1} for each image.")
+        return ImageSet(torch.from_numpy(images).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
+
+
+def _join(batches: list[ImageSet]) -> ImageSet:
+    images, labels = zip(*batches, strict=True)
+    return ImageSet(torch.cat(images), torch.cat(labels))
+
+
+_HOME = "https://www.cs.toronto.edu/~kriz/"
+
+DATASETS.register("cifar10", "50,000 + 10,000 colour 32 x 32 photographs, 10 classes")(
+    Cifar(
+        archive=Archive(
+            "cifar-10-python.tar.gz",
+            _HOME + "cifar-10-python.tar.gz",
+            "md5:c58f30108f718f92721af3b95e74349a",
+            170_498_071,
+        ),
+        folder="cifar-10-batches-py",
+        train={
+            "data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+            "data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        test={"test_batch": "md5:40351d587109b95175f43aff81a1287e"},
+        meta={"batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888"},
+        label_key=b"labels",
+        names_key=b"label_names",
+    )
+)
+
+DATASETS.register("cifar100", "50,000 + 10,000 colour 32 x 32 photographs, 100 classes (the fine labels)")(
+    Cifar(
+        archive=Archive(
+            "cifar-100-python.tar.gz",
+            _HOME + "cifar-100-python.tar.gz",
+            "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            169_001_437,
+        ),
+        folder="cifar-100-python",
+        train={"train": "md5:16019d7e3df5f24257cddd939b257f8d"},
+        test={"test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        meta={"meta": "md5:7973b15100ade9c7d40fb424638fde48"},
+        label_key=b"fine_labels",
+        names_key=b"fine_label_names",
+    )
+)

@@ -1,0 +1,111 @@
+"""What the terminal shows: live progress on standard error, tables on standard output."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from holdfast.data import reporting
+from holdfast.training import Progress
+
+__all__ = ["RunDisplay", "data_progress", "errors", "output", "table"]
+
+output = Console()
+errors = Console(stderr=True)
+
+REFRESH = 0.1  # seconds between looks at a run; looking after every step would cost more than the step
+
+
+class RunDisplay:
+    """A live line per run: task, epoch, loss terms, steps per second, time left."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[where]}"),
+            TextColumn("[dim]{task.fields[losses]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=errors,
+            disable=quiet,
+        )
+
+    def __enter__(self) -> RunDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def watch(self, title: str) -> _Line:
+        """A callback for `run(on_step=...)` that shows the run on a line of its own."""
+        return _Line(self._bars, title)
+
+
+class _Line:
+    def __init__(self, bars: Bars, title: str) -> None:
+        self._bars = bars
+        self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
+        self._shown = self._began = time.perf_counter()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.perf_counter()
+        if now - self._shown < REFRESH and progress.fraction < 1:
+            return
+        self._shown = now
+        epochs = progress.config.epochs
+        where = f"task {progress.task + 1}/{progress.stages}"
+        where += f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
+        terms = progress.losses or {}
+        self._bars.update(
+            self._line,
+            completed=progress.fraction,
+            where=where,
+            losses=" ".join(f"{name} {value:.2f}" for name, value in terms.items() if value and name != "total"),
+            speed=f"{progress.step / (now - self._began):,.0f} steps/s",
+        )
+
+
+@contextmanager
+def data_progress() -> Iterator[None]:
+    """Show downloads and decoding of data sets while inside the block."""
+    layout = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    lines: dict[str, TaskID] = {}
+    with Bars(*layout, console=errors, transient=True) as bars:
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in lines:
+                lines[what] = bars.add_task(what, total=total)
+            bars.update(lines[what], completed=done, total=total)
+
+        with reporting(show):
+            yield
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:
+    """A table whose first `left` columns are text and the rest numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="left" if number < left else "right")
+    for row in rows:
+        made.add_row(*(_cell(value) for value in row))
+    return made
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:,.2f}"
+    return "-" if value is None else str(value)

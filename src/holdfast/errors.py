@@ -1,0 +1,23 @@
+"""The errors Holdfast raises for people: what was wrong, what was expected, what to do."""
+
+__all__ = ["DataError", "HoldfastError", "TrainingError", "UsageError"]
+
+
+class HoldfastError(Exception):
+    """Anything a user can be told in a sentence. The command line shows it and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(HoldfastError, ValueError):
+    """A request that cannot be carried out as written: an unknown name, a value out of range."""
+
+    exit_code = 2
+
+
+class DataError(HoldfastError):
+    """A data file is missing, damaged, or not what its name says."""
+
+
+class TrainingError(HoldfastError):
+    """A run cannot go on, for instance because its loss is no longer finite."""

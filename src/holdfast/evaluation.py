@@ -1,0 +1,61 @@
+"""Model + test sets -> logits -> one row of the accuracy matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.augment import View
+from holdfast.data import ImageSet
+
+__all__ = ["Exam", "Row", "evaluate", "predict"]
+
+BATCH_ELEMENTS = {"cpu": 2_000_000, "cuda": 16_000_000}
+"""Input numbers a batch: on a CPU what its caches like, on a GPU what fills it."""
+
+
+class Exam(NamedTuple):
+    """A task's test images with the classes a Task-IL evaluation chooses from (C,) bool, on one device."""
+
+    images: ImageSet
+    mask: Tensor
+
+
+class Row(NamedTuple):
+    """Accuracies in percent per test set: over all classes, and over each task's own."""
+
+    class_il: list[float]
+    task_il: list[float]
+
+
+@torch.no_grad()
+def predict(model: nn.Module, images: Tensor, view: View, precision: str = "float32") -> Tensor:
+    """Logits (N, C) float32 of `model` in evaluation mode, without augmentation; its mode is restored."""
+    # Each module's own, since parts of a model may be frozen in evaluation mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    size = max(1, BATCH_ELEMENTS[images.device.type] // max(1, prod(images.shape[1:])))
+    try:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            # forward() rather than a call: compiled code is for training shapes.
+            return torch.cat([model.forward(view(part)).float() for part in torch.split(images, size)])
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, tests: Sequence[Exam], view: View, precision: str = "float32") -> Row:
+    """One row of the accuracy matrix; waits for the device once."""
+    hits = []
+    for (images, labels), mask in tests:
+        logits = predict(model, images, view, precision)
+        overall = (logits.argmax(dim=1) == labels).double().mean()
+        within = (logits.masked_fill(~mask, -torch.inf).argmax(dim=1) == labels).double().mean()
+        hits.append(torch.stack([overall, within]))
+    class_il, task_il = (100 * torch.stack(hits)).T.tolist()
+    return Row(class_il, task_il)

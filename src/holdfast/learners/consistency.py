@@ -1,0 +1,128 @@
+"""Experience replay with consistency regularization: the method of the paper (Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.augment import View
+from holdfast.buffer import Reservoir
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.learners.descent import Optimizer
+from holdfast.models import GroupedForward
+from holdfast.regularizers import REGULARIZERS, Regularizer
+from holdfast.rng import generator as seeded_generator
+
+__all__ = ["ConsistencyReplay"]
+
+
+@LEARNERS.register("consistency", "experience replay with consistency regularization")
+class ConsistencyReplay(Learner):
+    """Replay that also keeps the network's answers on stored samples where they were.
+
+    loss = CE(current) + alpha * CE(draw 2) + beta * regularizer(logits now, logits then; draw 1)
+
+    `regularizer` is a registered name or any callable of two logit tensors. `consistency_size` and `replay_size` are
+    the sizes of draw 1 and draw 2 (as many as observed, if None). `augment` turns stored inputs into what the network
+    sees, anew for every draw. Models with BatchNorm run three passes a step unless `group_batchnorm` was applied,
+    which makes it one with the same result.
+    """
+
+    buffer: Reservoir
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        buffer_size: int,
+        regularizer: str | Regularizer = "mse",
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        consistency_size: int | None = None,
+        replay_size: int | None = None,
+        options: Mapping[str, float] | None = None,
+        augment: View | None = None,
+        precision: str = "float32",
+        validate: bool = True,
+        seed: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
+        self.regularizer = _regularizer(regularizer, options or {})
+        self.alpha, self.beta = alpha, beta
+        self.consistency_size, self.replay_size = consistency_size, replay_size
+        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+        self.groups = GroupedForward(model)
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parts: Parts) -> Self:
+        """The learner of a run."""
+        assert config.buffer_size is not None
+        return cls(
+            parts.model,
+            parts.optimizer,
+            buffer_size=config.buffer_size,
+            regularizer=config.method,
+            alpha=config.alpha,
+            beta=config.beta,
+            consistency_size=config.replay_size,
+            replay_size=config.batch_size,
+            options=dict(config.options),
+            augment=parts.view,
+            precision=config.precision,
+            validate=False,
+            generator=parts.generator,
+        )
+
+    def observe(self, x: Tensor, y: Tensor) -> Losses:
+        """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
+        x, y = self.receive(x, y)
+        if not self.buffer.stored:
+            logits = self.forward(self.augment(x))
+            self.check_labels(y, logits)
+            loss = current = F.cross_entropy(logits, y)
+            replay = consistency = self._zero
+        else:
+            draw1 = self.buffer.sample(self.consistency_size or len(x))
+            draw2 = self.buffer.sample(self.replay_size or len(x))
+            logits, answers, replayed = self.forward_groups(x, draw1.x, draw2.x)
+            self.check_labels(y, logits)
+            past = self.check_width(answers, draw1.logits)
+            current = F.cross_entropy(logits, y)
+            replay = F.cross_entropy(replayed, draw2.y)
+            consistency = self.regularizer(answers, past)
+            loss = current + self.alpha * replay + self.beta * consistency
+        self.descend(loss)
+        # The image as it came, with the logits its view had before this step's update.
+        self.buffer.add(x, y, logits.detach())
+        return Losses(loss.detach(), current.detach(), replay.detach(), consistency.detach())
+
+    def forward_groups(self, *inputs: Tensor) -> list[Tensor]:
+        """The logits of each minibatch, in at least float32, with BatchNorm statistics of its own."""
+        views = self.augment(torch.cat(inputs))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._reduced):
+            outputs = self.groups(views, [len(part) for part in inputs])
+        return [logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in outputs]
+
+    def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:
+        """The stored logits; the model must still have as many outputs as when they were made."""
+        assert stored is not None
+        if logits.shape != stored.shape:
+            raise UsageError(
+                f"the model now has {logits.shape[1]} outputs, but the buffer holds logits of {stored.shape[1]}; "
+                "start a new learner after changing the head."
+            )
+        return stored
+
+
+def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:
+    function = REGULARIZERS[given] if isinstance(given, str) else given
+    return partial(function, **options) if options else function

@@ -1,0 +1,85 @@
+"""Experience replay: stored samples join the current minibatch."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.augment import View
+from holdfast.buffer import Reservoir
+from holdfast.config import RunConfig
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.learners.descent import Optimizer
+from holdfast.rng import generator as seeded_generator
+
+__all__ = ["ExperienceReplay"]
+
+
+@LEARNERS.register("er", "experience replay")
+class ExperienceReplay(Learner):
+    """One pass over the minibatch and a draw from the buffer together; mean cross-entropy over both.
+
+    Unlike in `ConsistencyReplay`, the two share BatchNorm statistics: they are one batch. `alpha` weighs the replayed
+    part; `replay_size` is how many samples are drawn a step (as many as observed, if None); `augment` turns stored
+    inputs into what the network sees, anew for every draw.
+    """
+
+    buffer: Reservoir
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        buffer_size: int,
+        alpha: float = 1.0,
+        replay_size: int | None = None,
+        augment: View | None = None,
+        precision: str = "float32",
+        validate: bool = True,
+        seed: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
+        self.alpha, self.replay_size = alpha, replay_size
+        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parts: Parts) -> Self:
+        """The learner of a run."""
+        assert config.buffer_size is not None
+        return cls(
+            parts.model,
+            parts.optimizer,
+            buffer_size=config.buffer_size,
+            alpha=config.alpha,
+            replay_size=config.replay_size,
+            augment=parts.view,
+            precision=config.precision,
+            validate=False,
+            generator=parts.generator,
+        )
+
+    def observe(self, x: Tensor, y: Tensor) -> Losses:
+        """One step on the minibatch and a draw from the buffer; then the minibatch is offered to the buffer."""
+        x, y = self.receive(x, y)
+        inputs, labels = x, y
+        if self.buffer.stored:
+            drawn = self.buffer.sample(self.replay_size or len(x))
+            inputs, labels = torch.cat([x, drawn.x]), torch.cat([y, drawn.y])
+        logits = self.forward(self.augment(inputs))
+        self.check_labels(y, logits)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        current, replayed = losses[: len(x)], losses[len(x) :]
+        loss = (current.sum() + self.alpha * replayed.sum()) / len(losses)
+        self.descend(loss)
+        self.buffer.add(x, y)
+        return Losses(
+            loss.detach(),
+            current.detach().mean(),
+            replayed.detach().mean() if len(replayed) else self._zero,
+            self._zero,
+        )

@@ -1,0 +1,39 @@
+"""The two baselines without a memory: learning on as if nothing were lost, and learning everything at once."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.config import RunConfig
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+
+__all__ = ["Joint", "Sgd"]
+
+
+@LEARNERS.register("sgd", "plain training on the stream: the lower bound")
+class Sgd(Learner):
+    """Cross-entropy on what comes in, nothing else."""
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parts: Parts) -> Self:
+        """The learner of a run."""
+        return cls(parts.model, parts.optimizer, augment=parts.view, precision=config.precision, validate=False)
+
+    def observe(self, x: Tensor, y: Tensor) -> Losses:
+        """One step on the minibatch alone."""
+        x, y = self.receive(x, y)
+        logits = self.forward(self.augment(x))
+        self.check_labels(y, logits)
+        loss = F.cross_entropy(logits, y)
+        self.descend(loss)
+        return Losses(loss.detach(), loss.detach(), self._zero, self._zero)
+
+
+@LEARNERS.register("joint", "training on all tasks at once: the upper bound")
+class Joint(Sgd):
+    """Plain training on the data of all tasks together."""
+
+    all_at_once = True

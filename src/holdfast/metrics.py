@@ -1,0 +1,39 @@
+"""Pure functions of the accuracy matrix.
+
+R (T, T) float64 holds in R[i, j] the accuracy in percent on task j after training on task i; NaN where it was not
+measured. b (T,) is the accuracy of the untrained network. A metric that is not defined, such as forgetting with one
+task, is NaN.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["accuracy", "backward_transfer", "forgetting", "forward_transfer"]
+
+
+def accuracy(matrix: Tensor) -> float:
+    """Mean over tasks after the last one, in percent."""
+    return float(matrix[-1].mean())
+
+
+def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
+    """How much better than untrained the network is on each next task before it trains on it, in points."""
+    if len(matrix) != matrix.shape[1]:
+        return float("nan")
+    return float((matrix.diagonal(1) - untrained[1:]).mean())
+
+
+def backward_transfer(matrix: Tensor) -> float:
+    """Change on each earlier task between learning it and the end, in points; negative is forgetting."""
+    if len(matrix) != matrix.shape[1]:
+        return float("nan")
+    return float((matrix[-1] - matrix.diagonal())[:-1].mean())
+
+
+def forgetting(matrix: Tensor) -> float:
+    """How far each earlier task fell from its best to the end, in points."""
+    if len(matrix) != matrix.shape[1]:
+        return float("nan")
+    best = matrix.nan_to_num(nan=-1.0).amax(dim=0)
+    return float((best - matrix[-1])[:-1].mean())

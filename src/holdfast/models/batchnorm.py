@@ -1,0 +1,127 @@
+"""BatchNorm with statistics per minibatch, so that several minibatches can share one forward pass.
+
+Replay learners show the network several minibatches a step. Concatenating them is fast, but ordinary BatchNorm would
+then normalise old and new samples together, which costs many points of accuracy. `group_batchnorm` replaces every
+BatchNorm of a model by one that keeps the minibatches apart; `GroupedForward` then runs them in one pass with the
+outputs, gradients and running statistics of separate passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm"]
+
+
+class _Groups:
+    """The sizes of the minibatches in the pass at hand, shared by all BatchNorms of a model; empty means one."""
+
+    def __init__(self) -> None:
+        self.sizes: tuple[int, ...] = ()
+
+
+class GroupedBatchNorm(_BatchNorm):
+    """BatchNorm over inputs of any rank that gives each group of the batch its own statistics in training mode."""
+
+    def __init__(self, original: _BatchNorm, groups: _Groups) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update({k: v for k, v in original.__dict__.items() if not k.startswith("_")})
+        # Parameters and buffers are the original's own, so optimisers and state dicts stay valid.
+        self._parameters.update(original._parameters)
+        self._buffers.update(original._buffers)
+        self.training = original.training
+        self.groups = groups
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised input, of the same shape."""
+        sizes = self.groups.sizes
+        if len(sizes) < 2 or not (self.training or self.running_mean is None):  # statistics come from the batch
+            return super().forward(input)
+        if len(set(sizes)) == 1 and input[0, 0].numel() * sizes[0] > 1:  # one value has no variance: let torch say so
+            return self._forward_equal(input, len(sizes))
+        return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
+
+    def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
+        """All groups at once: one reduction instead of one per group."""
+        x = input.view(groups, -1, *input.shape[1:])
+        axes = [1, *range(3, x.dim())]
+        # Half-precision inputs are reduced in float32, as the built-in BatchNorm does.
+        wide = x if x.dtype == torch.float64 else x.float()
+        variance, mean = torch.var_mean(wide, dim=axes, correction=0, keepdim=True)
+        if self.training and self.track_running_stats:
+            count = x[0].numel() // x.shape[2]
+            self._update_running(mean.detach().flatten(1), variance.detach().flatten(1) * (count / (count - 1)))
+        scale = torch.rsqrt(variance + self.eps)
+        shift = -mean * scale
+        if self.affine:
+            weight = self.weight.view(1, 1, -1, *[1] * (x.dim() - 3))
+            scale, shift = scale * weight, shift * weight + self.bias.view_as(weight)
+        return (x * scale + shift).to(input.dtype).view_as(input)
+
+    def _update_running(self, means: Tensor, variances: Tensor) -> None:
+        """Running statistics after the groups (G, C) in order, as if each had been a pass of its own."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        means, variances = means.to(self.running_mean.dtype), variances.to(self.running_var.dtype)
+        for mean, variance in zip(means, variances, strict=True):
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                step = 1 / self.num_batches_tracked.float()
+                self.running_mean += step * (mean - self.running_mean)
+                self.running_var += step * (variance - self.running_var)
+            else:
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_var.lerp_(variance, self.momentum)
+
+
+def group_batchnorm(model: nn.Module) -> nn.Module:
+    """Replace every BatchNorm in `model` by a grouped one that shares its parameters and buffers; returns the model.
+
+    Called twice, it changes nothing the second time. Works on models from anywhere.
+    """
+    groups = _Groups()
+
+    def convert(module: nn.Module) -> nn.Module:
+        # Only modules that compute what the built-in BatchNorm does: a subclass may have a forward pass of its own.
+        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
+            return GroupedBatchNorm(module, groups)
+        for name, child in module.named_children():
+            setattr(module, name, convert(child))
+        return module
+
+    return convert(model)
+
+
+class GroupedForward:
+    """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
+
+    One fused pass where that equals separate passes: in models whose BatchNorms are all grouped, or that have none.
+    Models with ordinary BatchNorm get one pass per minibatch.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self.fused = all(isinstance(norm, GroupedBatchNorm) for norm in norms)
+        # Several where the model was put together from parts that had been converted one by one.
+        self.groups = {norm.groups for norm in norms if isinstance(norm, GroupedBatchNorm)}
+
+    def __call__(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """The outputs of the minibatches of these `sizes` that are concatenated in `x`."""
+        if not self.fused:
+            return [self.model(part) for part in torch.split(x, list(sizes))]
+        for groups in self.groups:
+            groups.sizes = tuple(sizes)
+        try:
+            return list(torch.split(self.model(x), list(sizes)))
+        finally:
+            for groups in self.groups:
+                groups.sizes = ()

@@ -1,0 +1,241 @@
+"""RunResult <-> a folder of files, written atomically."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from holdfast import metrics
+from holdfast.config import PROTOCOL, RunConfig
+from holdfast.errors import HoldfastError
+
+__all__ = ["RunResult", "check_writable", "environment", "find", "read", "save"]
+
+RESULT, LOGITS, WEIGHTS = "result.json", "logits.safetensors", "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave, and how it came about. Matrices are in percent, NaN where not measured."""
+
+    config: RunConfig
+    matrix: Tensor
+    """R (stages, T): Class-IL accuracy on task j after stage i."""
+    task_matrix: Tensor
+    """The same for Task-IL."""
+    untrained: Tensor
+    """b (T,): Class-IL accuracy of the untrained network."""
+    seconds: float
+    """Wall time of the whole run."""
+    timing: dict[str, float] = field(default_factory=dict)
+    """Seconds by what they were spent on, and steps per second."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Versions, commit, device."""
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    """The final model's logits and labels on each test set; kept in a file of their own."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """The final model; kept in a file of its own."""
+
+    @property
+    def accuracy(self) -> float:
+        """Mean Class-IL accuracy over tasks at the end, in percent."""
+        return metrics.accuracy(self.matrix)
+
+    @property
+    def task_il_accuracy(self) -> float:
+        """Mean Task-IL accuracy over tasks at the end, in percent."""
+        return metrics.accuracy(self.task_matrix)
+
+    @property
+    def forward_transfer(self) -> float:
+        """Forward transfer in points; NaN with one task."""
+        return metrics.forward_transfer(self.matrix, self.untrained)
+
+    @property
+    def backward_transfer(self) -> float:
+        """Backward transfer in points; NaN with one task."""
+        return metrics.backward_transfer(self.matrix)
+
+    @property
+    def forgetting(self) -> float:
+        """Forgetting in points; NaN with one task."""
+        return metrics.forgetting(self.matrix)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values, without tensors: what `--json` prints and result.json holds."""
+        return {
+            "benchmark": self.config.benchmark,
+            "method": self.config.method,
+            "buffer_size": self.config.buffer_size,
+            "seed": self.config.seed,
+            "accuracy": _plain(self.accuracy),
+            "task_il_accuracy": _plain(self.task_il_accuracy),
+            "forward_transfer": _plain(self.forward_transfer),
+            "backward_transfer": _plain(self.backward_transfer),
+            "forgetting": _plain(self.forgetting),
+            "seconds": round(self.seconds, 3),
+            "fingerprint": self.config.fingerprint,
+            "protocol": PROTOCOL,
+            "config": self.config.to_dict(),
+            "accuracy_matrix": _plain(self.matrix.tolist()),
+            "task_il_matrix": _plain(self.task_matrix.tolist()),
+            "untrained": _plain(self.untrained.tolist()),
+            "timing": self.timing,
+            "environment": self.environment,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> RunResult:
+        """The result that `to_json` described; its tensors are left out."""
+        return cls(
+            config=RunConfig.from_dict(values["config"]),
+            matrix=_tensor(values["accuracy_matrix"]),
+            task_matrix=_tensor(values["task_il_matrix"]),
+            untrained=_tensor(values["untrained"]),
+            seconds=float(values["seconds"]),
+            timing=dict(values["timing"]),
+            environment=dict(values["environment"]),
+        )
+
+
+def _plain(value: Any) -> Any:
+    """NaN, which JSON does not have, as None; numbers to ten decimals, beyond which percentages mean nothing."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if math.isnan(value) else round(value, 10)
+
+
+def _tensor(values: list[Any]) -> Tensor:
+    return torch.from_numpy(numpy.array(values, dtype=numpy.float64))
+
+
+def save(result: RunResult, out: Path) -> Path:
+    """Write the result under `out` in a folder named by its fingerprint; whole or not at all.
+
+    A result of the same fingerprint is replaced.
+    """
+    target = out / result.config.fingerprint
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=out))
+        try:
+            if result.logits:
+                save_file(result.logits, scratch / LOGITS)
+            if result.weights:
+                save_file(result.weights, scratch / WEIGHTS)
+            (scratch / RESULT).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+            scratch.chmod(0o755)
+            for file in scratch.iterdir():  # Scratch folders and safetensors files start out private.
+                file.chmod(0o644)
+            _replace_folder(scratch, target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise HoldfastError(
+            f"the result could not be written to {out}: {reason}. Choose another folder with --out."
+        ) from error
+    return target
+
+
+def check_writable(out: Path) -> None:
+    """Raise now rather than after hours of training if nothing can be written to `out`; creates the folder."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise HoldfastError(
+            f"nothing can be written to {out}: {error.strerror or error}. Choose another folder with --out."
+        ) from error
+
+
+def _replace_folder(source: Path, target: Path) -> None:
+    """Rename `source` to `target`; an existing target is moved aside first, since folders cannot be overwritten."""
+    if not target.exists():
+        source.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    target.rename(aside / target.name)
+    try:
+        source.rename(target)
+    except OSError:
+        (aside / target.name).rename(target)  # Rather the old result than none.
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def read(folder: Path, *, tensors: bool = False) -> RunResult:
+    """The result in `folder`; with `tensors`, its logits and weights as well."""
+    try:
+        values = json.loads((folder / RESULT).read_text("utf-8"))
+        result = RunResult.from_json(values)
+    except FileNotFoundError:
+        raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HoldfastError(f"{folder / RESULT} is not a readable result: {error}.") from error
+    if tensors:
+        for name, store in ((LOGITS, result.logits), (WEIGHTS, result.weights)):
+            if (folder / name).exists():
+                try:
+                    store.update(load_file(folder / name))
+                except (OSError, SafetensorError) as error:
+                    raise HoldfastError(f"{folder / name} is not readable: {error}.") from error
+    return result
+
+
+def find(out: Path, config: RunConfig) -> RunResult | None:
+    """The result of `config` under `out`, or None. The fingerprint decides, never a name."""
+    folder = out / config.fingerprint
+    return read(folder) if (folder / RESULT).exists() else None
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, commit and device, for the record."""
+    return {
+        "holdfast": _version(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device_type": device.type,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version() -> str:
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "source tree"
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from, if it runs from one."""
+    package = Path(__file__).resolve().parent
+    command = ["git", "-C", str(package), "rev-parse", "--show-toplevel", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # An installed package may lie inside somebody else's checkout.
+    return answer[1] if Path(answer[0]) / "src" / "holdfast" == package else None

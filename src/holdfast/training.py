@@ -1,0 +1,201 @@
+"""The loop: a generator that yields after every step, so that runs can be watched, stopped and interleaved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.benchmarks import Benchmark, shuffled
+from holdfast.benchmarks import build as build_benchmark
+from holdfast.config import RunConfig
+from holdfast.data import ImageSet, data_root
+from holdfast.engine import Engine
+from holdfast.errors import TrainingError, UsageError
+from holdfast.evaluation import Exam, evaluate, predict
+from holdfast.learners import Parts, PlainSgd
+from holdfast.learners import build as build_learner
+from holdfast.models import MODELS, group_batchnorm
+from holdfast.results import RunResult, environment
+from holdfast.rng import generator, seeded_globally
+
+__all__ = ["Progress", "choose_device", "run", "train"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands; updated in place after every step."""
+
+    config: RunConfig
+    stages: int
+    task: int = 0
+    epoch: int = 0
+    step: int = 0
+    """Steps done since the start of the run."""
+    fraction: float = 0.0
+    """Share of the training done, 0 to 1."""
+    losses: dict[str, float] | None = None
+    """Mean loss terms of the last steps that were read."""
+    row: list[float] | None = None
+    """Accuracies after the last finished task."""
+
+
+def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Generator[Progress, None, RunResult]:
+    """Train and evaluate as `config` says; yields after every step and returns the result."""
+    clock = _Clock()
+    model = build_model(config, benchmark).to(device)
+    optimizer = PlainSgd(model.parameters(), config.lr)
+    view = benchmark.train_view(generator(config.seed, "augment", device))
+    parts = Parts(model, optimizer, view, generator(config.seed, "buffer", device))
+    learner = build_learner(config, parts)
+    engine = Engine(learner, device)
+    order = generator(config.seed, "order", device)
+
+    stages: list[Callable[[], ImageSet]] = [task.train for task in benchmark.tasks]
+    batches = benchmark.batches
+    if learner.all_at_once:
+        stages, batches = [benchmark.joint], shuffled
+    tests = [_on_device(task.test, task.classes, benchmark.classes, device) for task in benchmark.tasks]
+    untrained = evaluate(model, tests, benchmark.normalize, config.precision).class_il
+    matrices = torch.full((2, len(stages), len(tests)), torch.nan, dtype=torch.float64)
+    progress = Progress(config, len(stages))
+    clock.lap("setup")
+
+    for stage, make_data in enumerate(stages):
+        progress.task = stage
+        data = make_data()
+        engine.load(data, benchmark.classes)
+        clock.lap("data")
+        for epoch in range(config.epochs):
+            progress.epoch = epoch
+            epoch_batches = list(batches(len(data.labels), config.batch_size, order))
+            for number, indices in enumerate(epoch_batches, start=1):
+                engine.step(indices)
+                progress.step += 1
+                progress.fraction = (stage + (epoch + number / len(epoch_batches)) / config.epochs) / len(stages)
+                if engine.log.due():
+                    progress.losses = _read(engine, progress)
+                yield progress
+        _read(engine, progress)
+        clock.lap("training")
+        # What has been seen, and the next task for forward transfer; after the last stage that is everything.
+        known = tests[: stage + 2] if stage + 1 < len(stages) else tests
+        row = evaluate(model, known, benchmark.normalize, config.precision)
+        matrices[:, stage, : len(known)] = torch.tensor(row, dtype=torch.float64)
+        progress.row = row.class_il
+        clock.lap("evaluation")
+        yield progress
+
+    logits = _final_logits(model, tests, benchmark, config.precision)
+    clock.lap("evaluation")
+    return RunResult(
+        config=config,
+        matrix=matrices[0],
+        task_matrix=matrices[1],
+        untrained=torch.tensor(untrained, dtype=torch.float64),
+        seconds=clock.total(),
+        timing={**clock.seconds, "steps": progress.step, "steps_per_second": progress.step / clock.seconds["training"]},
+        environment=environment(device),
+        logits=logits,
+        weights={name: tensor.cpu().clone().contiguous() for name, tensor in model.state_dict().items()},
+    )
+
+
+def build_model(config: RunConfig, benchmark: Benchmark) -> nn.Module:
+    """The network of a run, initialised from its seed, ready for several minibatches in one pass."""
+    with seeded_globally(config.seed, "init"):
+        return group_batchnorm(MODELS[config.model](benchmark.shape, benchmark.classes))
+
+
+def run(
+    config: RunConfig,
+    benchmark: Benchmark | None = None,
+    *,
+    data: Path | str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+) -> RunResult:
+    """Carry out one run and return its result; `on_step` is called after every step.
+
+    `benchmark` is built from `config` and the data root `data` if it is not given.
+    `threads` are torch's CPU threads; by default 1 for the small MLP, whose products are too small to share, and
+    torch's own choice for larger networks.
+    """
+    target = choose_device(device)
+    benchmark = benchmark or build_benchmark(config, data_root(data))
+    with _threads(threads or (1 if config.model == "mlp" else torch.get_num_threads())):
+        steps = train(config, benchmark, target)
+        while True:
+            try:
+                progress = next(steps)
+            except StopIteration as end:
+                result: RunResult = end.value
+                return result
+            if on_step:
+                on_step(progress)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device '{name}': use cpu, cuda or auto.")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("no CUDA device is available here; use --device cpu.")
+    return torch.device(name)
+
+
+def _read(engine: Engine, progress: Progress) -> dict[str, float]:
+    """The engine's loss terms; a loss that is not finite ends the run, with the place where it happened."""
+    try:
+        return engine.log.read()
+    except TrainingError as error:
+        raise TrainingError(f"{progress.config.title}, task {progress.task + 1}: {error}") from None
+
+
+def _on_device(test: ImageSet, classes: tuple[int, ...], outputs: int, device: torch.device) -> Exam:
+    mask = torch.zeros(outputs, dtype=torch.bool)
+    mask[list(classes)] = True
+    return Exam(ImageSet(test.images.to(device), test.labels.to(device)), mask.to(device))
+
+
+def _final_logits(model: nn.Module, tests: list[Exam], benchmark: Benchmark, precision: str) -> dict[str, Tensor]:
+    """Logits and labels of every test set, by name, for the analyses."""
+    kept = {}
+    for number, (images, _) in enumerate(tests):
+        kept[f"logits.{number}"] = predict(model, images.images, benchmark.normalize, precision).cpu()
+        kept[f"labels.{number}"] = images.labels.cpu().clone()  # tasks may share them; files may not
+    return kept
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Clock:
+    """Wall time by what it was spent on."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def total(self) -> float:
+        return time.perf_counter() - self.start
