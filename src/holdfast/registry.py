@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.errors import UsageError
 
@@ -57,9 +57,13 @@ class Registry(Mapping[str, T]):
             raise unknown_name(self.kind, name, list(self._entries))
         return self._entries[name]
 
-    # Mapping's own `in` expects a KeyError; ours is a UsageError.
+    # Mapping's own `in` and `get` expect a KeyError; ours is a UsageError.
     def __contains__(self, name: object) -> bool:
         return name in self._entries
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """The entry, or `default` where there is none."""
+        return self._entries.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -15,7 +15,7 @@ from holdfast.benchmarks import Benchmark, shuffled
 from holdfast.benchmarks import build as build_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
-from holdfast.engine import Engine
+from holdfast.engine import Engine, make_engine
 from holdfast.errors import TrainingError, UsageError
 from holdfast.evaluation import Exam, evaluate, predict
 from holdfast.learners import Parts, PlainSgd
@@ -48,13 +48,11 @@ class Progress:
 def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Generator[Progress, None, RunResult]:
     """Train and evaluate as `config` says; yields after every step and returns the result."""
     clock = _Clock()
-    model = build_model(config, benchmark).to(device)
+    model = build_model(config, benchmark).to(device, memory_format=_memory_format(device))
     optimizer = PlainSgd(model.parameters(), config.lr)
-    view = benchmark.train_view(generator(config.seed, "augment", device))
-    parts = Parts(model, optimizer, view, generator(config.seed, "buffer", device))
-    learner = build_learner(config, parts)
-    engine = Engine(learner, device)
-    order = generator(config.seed, "order", device)
+    order, augment, buffer = (generator(config.seed, name, device) for name in ("order", "augment", "buffer"))
+    learner = build_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer))
+    engine = make_engine(learner, device, (augment, buffer), config.batch_size)
 
     stages: list[Callable[[], ImageSet]] = [task.train for task in benchmark.tasks]
     batches = benchmark.batches
@@ -129,7 +127,7 @@ def run(
     """
     target = choose_device(device)
     benchmark = benchmark or build_benchmark(config, data_root(data))
-    with _threads(threads or (1 if config.model == "mlp" else torch.get_num_threads())):
+    with _threads(threads or (1 if config.model == "mlp" else torch.get_num_threads())), _own_stream(target):
         steps = train(config, benchmark, target)
         while True:
             try:
@@ -150,6 +148,11 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError("no CUDA device is available here; use --device cpu.")
     return torch.device(name)
+
+
+def _memory_format(device: torch.device) -> torch.memory_format:
+    """How 4-d weights lie in memory: on a GPU as the tensor cores want them."""
+    return torch.channels_last if device.type == "cuda" else torch.preserve_format
 
 
 def _read(engine: Engine, progress: Progress) -> dict[str, float]:
@@ -183,6 +186,19 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Steps are captured in CUDA graphs, which the default stream does not allow."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 class _Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
@@ -63,6 +64,8 @@ class Learner:
         validate: bool = True,
     ) -> None:
         self.model, self.optimizer = model, optimizer
+        self.network: Callable[[Tensor], Tensor] = model
+        """What computes the model's output in a step: the model, or its compiled form."""
         self.augment: View = augment or (lambda x: x)
         self.validate = validate
         self.device = next(model.parameters()).device
@@ -90,7 +93,7 @@ class Learner:
     def forward(self, x: Tensor) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._reduced):
-            logits: Tensor = self.model(x)
+            logits: Tensor = self.network(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def descend(self, loss: Tensor) -> None:

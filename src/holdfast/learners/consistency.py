@@ -109,7 +109,7 @@ class ConsistencyReplay(Learner):
         """The logits of each minibatch, in at least float32, with BatchNorm statistics of its own."""
         views = self.augment(torch.cat(inputs))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._reduced):
-            outputs = self.groups(views, [len(part) for part in inputs])
+            outputs = self.groups(views, [len(part) for part in inputs], self.network)
         return [logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in outputs]
 
     def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:

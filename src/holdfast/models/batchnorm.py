@@ -8,7 +8,8 @@ outputs, gradients and running statistics of separate passes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,8 @@ class GroupedBatchNorm(_BatchNorm):
 
     def __init__(self, original: _BatchNorm, groups: _Groups) -> None:
         nn.Module.__init__(self)
-        self.__dict__.update({k: v for k, v in original.__dict__.items() if not k.startswith("_")})
-        # Parameters and buffers are the original's own, so optimisers and state dicts stay valid.
-        self._parameters.update(original._parameters)
-        self._buffers.update(original._buffers)
-        self.training = original.training
+        # Parameters, buffers and hooks are the original's own, so optimisers and state dicts stay valid.
+        self.__dict__.update(original.__dict__)
         self.groups = groups
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -74,7 +72,7 @@ class GroupedBatchNorm(_BatchNorm):
         for mean, variance in zip(means, variances, strict=True):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
-                step = 1 / self.num_batches_tracked.float()
+                step = 1 / self.num_batches_tracked.double()  # 0-d, so it does not widen the rest
                 self.running_mean += step * (mean - self.running_mean)
                 self.running_var += step * (variance - self.running_var)
             else:
@@ -88,10 +86,14 @@ def group_batchnorm(model: nn.Module) -> nn.Module:
     Called twice, it changes nothing the second time. Works on models from anywhere.
     """
     groups = _Groups()
+    names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
 
     def convert(module: nn.Module) -> nn.Module:
         # Only modules that compute what the built-in BatchNorm does: a subclass may have a forward pass of its own.
-        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
+        # And only those in one place: where one is used several times a pass, separate passes would update its running
+        # statistics in another order. `GroupedForward` does without fusing then.
+        once = names[module] == 1
+        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward and once:
             return GroupedBatchNorm(module, groups)
         for name, child in module.named_children():
             setattr(module, name, convert(child))
@@ -114,14 +116,20 @@ class GroupedForward:
         # Several where the model was put together from parts that had been converted one by one.
         self.groups = {norm.groups for norm in norms if isinstance(norm, GroupedBatchNorm)}
 
-    def __call__(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """The outputs of the minibatches of these `sizes` that are concatenated in `x`."""
+    def __call__(
+        self, x: Tensor, sizes: Sequence[int], network: Callable[[Tensor], Tensor] | None = None
+    ) -> list[Tensor]:
+        """The outputs of the minibatches of these `sizes` that are concatenated in `x`.
+
+        `network` stands in for the model where something else computes the same, such as its compiled form.
+        """
+        network = self.model if network is None else network
         if not self.fused:
-            return [self.model(part) for part in torch.split(x, list(sizes))]
+            return [network(part) for part in torch.split(x, list(sizes))]
         for groups in self.groups:
             groups.sizes = tuple(sizes)
         try:
-            return list(torch.split(self.model(x), list(sizes)))
+            return list(torch.split(network(x), list(sizes)))
         finally:
             for groups in self.groups:
                 groups.sizes = ()

@@ -1,0 +1,151 @@
+"""Class-incremental benchmarks: every sample in exactly one task, classes in label order."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.conftest import small_dataset
+from holdfast.augment import CropFlip
+from holdfast.benchmarks import BENCHMARKS, build
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+
+NOWHERE = Path("nowhere")
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
+TINY_MEAN, TINY_STD = (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)
+
+
+def config(benchmark: str, **changes) -> RunConfig:
+    return RunConfig.preset(benchmark, "sgd", **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "classes", "side", "tasks"),
+    [
+        ("seq-cifar10", "cifar10", 10, 32, 5),
+        ("seq-cifar100", "cifar100", 100, 32, 5),
+        ("seq-cifar100", "cifar100", 100, 32, 10),
+        ("seq-cifar100", "cifar100", 100, 32, 20),
+        ("seq-tinyimagenet", "tinyimagenet", 200, 64, 10),
+        ("seq-tinyimagenet", "tinyimagenet", 200, 64, None),
+    ],
+)
+def test_every_sample_in_exactly_one_task(replace_data, name, data, classes, side, tasks):
+    source = small_dataset(classes, (3, side, side), train=3, test=2)
+    asked = replace_data(source)
+    benchmark = build(config(name, tasks=tasks), NOWHERE)
+    assert asked == [data]
+    assert benchmark.classes == classes
+    assert benchmark.shape == (3, side, side)
+    assert len(benchmark.tasks) == (tasks or 10)
+    width = classes // len(benchmark.tasks)
+    for number, task in enumerate(benchmark.tasks):
+        expected = range(number * width, (number + 1) * width)
+        assert task.classes == tuple(expected)
+        for found, everything in ((task.train(), source.train), (task.test, source.test)):
+            # In the order of the data set, nothing missing, nothing twice.
+            mine = [i for i, label in enumerate(everything.labels.tolist()) if label in expected]
+            assert found.labels.tolist() == [int(everything.labels[i]) for i in mine]
+            assert torch.equal(found.images, everything.images[mine])
+            assert found.images.dtype == torch.uint8
+
+
+def test_classes_are_in_label_order_whatever_the_seed(replace_data):
+    replace_data(small_dataset(10, (3, 32, 32)))
+    for seed in range(3):
+        benchmark = build(config("seq-cifar10", seed=seed), NOWHERE)
+        assert [task.classes for task in benchmark.tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+
+
+@pytest.mark.parametrize("tasks", [3, 4, 20, 11])
+def test_uneven_split_is_refused(replace_data, tasks):
+    replace_data(small_dataset(10, (3, 32, 32)))
+    with pytest.raises(UsageError, match=f"10 classes cannot be split into {tasks} equal tasks"):
+        build(config("seq-cifar10", tasks=tasks), NOWHERE)
+
+
+def test_one_task_and_one_class_a_task(replace_data):
+    replace_data(small_dataset(10, (3, 32, 32)))
+    assert build(config("seq-cifar10", tasks=1), NOWHERE).tasks[0].classes == tuple(range(10))
+    assert [t.classes for t in build(config("seq-cifar10", tasks=10), NOWHERE).tasks] == [(k,) for k in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "mean", "std"),
+    [
+        ("seq-cifar10", 10, CIFAR_MEAN, CIFAR_STD),
+        ("seq-cifar100", 100, CIFAR_MEAN, CIFAR_STD),
+        ("seq-tinyimagenet", 200, TINY_MEAN, TINY_STD),
+    ],
+)
+def test_views(replace_data, name, classes, mean, std):
+    data = small_dataset(classes, (3, 8, 8), train=1, test=1)
+    replace_data(data)
+    benchmark = build(config(name), NOWHERE)
+    images = data.test.images[:4]
+    expected = (images.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(benchmark.normalize(images), expected.float())
+    assert isinstance(benchmark.train_view(torch.Generator()), CropFlip)
+
+
+def test_joint_is_all_the_training_data(replace_data):
+    data = small_dataset(10, (3, 32, 32))
+    replace_data(data)
+    joint = build(config("seq-cifar10"), NOWHERE).joint()
+    order = data.train.labels.div(2, rounding_mode="floor").sort(stable=True).indices
+    assert torch.equal(joint.images, data.train.images[order])
+    assert torch.equal(joint.labels, data.train.labels[order])
+
+
+def test_train_limit_takes_the_first_samples_of_each_task_and_leaves_the_test_set(replace_data):
+    data = small_dataset(10, (3, 32, 32))
+    replace_data(data)
+    full, limited = (build(config("seq-cifar10", train_limit=limit), NOWHERE) for limit in (None, 5))
+    for task, short in zip(full.tasks, limited.tasks, strict=True):
+        assert torch.equal(short.train().images, task.train().images[:5])
+        assert torch.equal(short.train().labels, task.train().labels[:5])
+        assert torch.equal(short.test.images, task.test.images)
+    assert len(limited.joint().labels) == 25
+
+
+def test_test_labels_out_of_range_are_refused(replace_data, monkeypatch):
+    replace_data(small_dataset(10, (3, 32, 32)))
+
+    def broken(config, root):
+        return replace(BENCHMARKS["seq-cifar10"](config, root), classes=9)
+
+    monkeypatch.setitem(BENCHMARKS._entries, "broken", broken)
+    with pytest.raises(UsageError, match=r"test labels of task 4 lie outside 0\.\.8: 8\.\.9"):
+        build(config("broken"), NOWHERE)
+
+
+def test_unknown_benchmark_names_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'seq-cifar10'"):
+        build(config("seq-cifar11"), NOWHERE)
+
+
+def test_seq_mnist_on_the_bundled_files(replace_data, mnist):
+    replace_data(mnist)
+    benchmark = build(config("seq-mnist"), NOWHERE)
+    assert [task.classes for task in benchmark.tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    # The numbers of digits in MNIST, as published.
+    assert [len(task.train().labels) for task in benchmark.tasks] == [12665, 12089, 11263, 12183, 11800]
+    assert [len(task.test.labels) for task in benchmark.tasks] == [2115, 2042, 1874, 1986, 1983]
+    assert benchmark.shape == (1, 28, 28)
+    view = benchmark.train_view(torch.Generator())(mnist.test.images[:2])
+    torch.testing.assert_close(view, mnist.test.images[:2].float() / 255)  # no augmentation, pixels in [0, 1]
+
+
+def test_batches_visit_every_sample_once_in_random_order(replace_data):
+    replace_data(small_dataset(10, (3, 32, 32)))
+    benchmark = build(config("seq-cifar10"), NOWHERE)
+    draw = torch.Generator().manual_seed(0)
+    first, second = (list(benchmark.batches(50, 16, draw)) for _ in range(2))
+    assert [len(batch) for batch in first] == [16, 16, 16, 2]
+    for epoch in (first, second):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(50))
+    assert not torch.equal(torch.cat(first), torch.cat(second))
+    again = list(benchmark.batches(50, 16, torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.cat(first), torch.cat(again))

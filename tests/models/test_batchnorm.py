@@ -1,0 +1,417 @@
+"""One fused pass with grouped statistics must equal separate passes: outputs, gradients, running statistics."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, group_batchnorm
+from holdfast.rng import generator, seeded_globally
+
+SIZES = [(4, 4, 4), (4, 4), (5, 3, 2), (2, 7), (6,), (1, 4, 1), (1, 1, 1)]
+KINDS = {
+    "1d": (nn.BatchNorm1d, ()),
+    "1d-sequence": (nn.BatchNorm1d, (6,)),
+    "2d": (nn.BatchNorm2d, (3, 4)),
+    "3d": (nn.BatchNorm3d, (2, 3, 2)),
+}
+OPTIONS = {
+    "plain": {},
+    "fast": {"momentum": 0.7, "eps": 1e-3},
+    "cumulative": {"momentum": None},
+    "frozen": {"momentum": 0.0},
+    "no-affine": {"affine": False},
+    "no-running": {"track_running_stats": False},
+    "neither": {"affine": False, "track_running_stats": False},
+}
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=generator(seed, f"input {shape}"), dtype=torch.float64).to(dtype)
+
+
+def prepared(norm, seed=0):
+    """Parameters and running statistics away from where they start."""
+    draw = generator(seed, "state")
+    with torch.no_grad():
+        for tensor in [*norm.parameters(), *norm.buffers()]:
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 2.0, generator=draw)
+    return norm
+
+
+def separate(model, x, sizes):
+    """The reference: a plain model, one pass per minibatch, in order."""
+    return [model(part) for part in x.split(list(sizes))]
+
+
+def assert_same(plain, fused, x, sizes, *, weight=None, **tolerance):
+    """Outputs, gradients of inputs and parameters, buffers of two equal models after one step each."""
+    results = []
+    for forward, model in ((separate, plain), (lambda model, x, sizes: GroupedForward(model)(x, sizes), fused)):
+        inputs = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        outputs = forward(model, inputs, sizes)
+        assert [len(part) for part in outputs] == list(sizes)
+        output = torch.cat(outputs)
+        weight = randn(*output.shape, seed=9).to(output.dtype) if weight is None else weight
+        (output * weight).sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        results.append((output, inputs.grad, gradients, dict(model.named_buffers())))
+    (output_a, input_a, gradients_a, buffers_a), (output_b, input_b, gradients_b, buffers_b) = results
+    assert output_a.dtype == output_b.dtype
+    torch.testing.assert_close(output_b, output_a, **tolerance)
+    torch.testing.assert_close(input_b, input_a, **tolerance)
+    torch.testing.assert_close(gradients_b, gradients_a, **tolerance)
+    torch.testing.assert_close(buffers_b, buffers_a, **tolerance)
+
+
+def too_small(kind, sizes):
+    """One value per channel has no variance."""
+    return kind == "1d" and 1 in sizes
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_layer(kind, options, training):
+    layer, rest = KINDS[kind]
+    for sizes in SIZES:
+        if too_small(kind, sizes):
+            continue
+        plain = prepared(nn.Sequential(layer(3, **OPTIONS[options]))).double().train(training)
+        fused = group_batchnorm(copy.deepcopy(plain))
+        assert GroupedForward(fused).fused
+        assert_same(plain, fused, 3 * randn(sum(sizes), 3, *rest) + 1, sizes, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_layer_in_float32(kind):
+    layer, rest = KINDS[kind]
+    for sizes in SIZES[:4]:
+        plain = prepared(nn.Sequential(layer(3)))
+        fused = group_batchnorm(copy.deepcopy(plain))
+        x = 3 * randn(sum(sizes), 3, *rest, dtype=torch.float32) + 1
+        assert_same(plain, fused, x, sizes, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_really_those_of_each_group():
+    """Not only alike: groups of different means all come out with mean 0, unlike under common statistics."""
+    x = torch.cat([randn(50, 3), randn(50, 3, seed=1) + 10, randn(50, 3, seed=2) - 5])
+    model = group_batchnorm(nn.Sequential(nn.BatchNorm1d(3)).double())
+    for part in GroupedForward(model)(x, [50, 50, 50]):
+        torch.testing.assert_close(part.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-9)
+    assert model(x)[50:100].mean() > 1
+
+
+@pytest.mark.parametrize("steps", [5])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_over_several_steps(steps, momentum):
+    plain = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum)).double()
+    fused = group_batchnorm(copy.deepcopy(plain))
+    forward = GroupedForward(fused)
+    for step in range(steps):
+        x = randn(12, 3, 4, 4, seed=step) * (step + 1) + step
+        sizes = [4, 4, 4] if step % 2 else [3, 5, 4]
+        separate(plain, x, sizes)
+        forward(x, sizes)
+    assert fused[0].num_batches_tracked == 3 * steps
+    torch.testing.assert_close(fused.state_dict(), plain.state_dict())
+    x = randn(4, 3, 4, 4)
+    torch.testing.assert_close(fused.eval()(x), plain.eval()(x))
+
+
+def test_running_statistics_follow_the_order_of_the_groups():
+    x = torch.cat([randn(4, 2), randn(4, 2, seed=1) + 100])
+    forward, backward = (group_batchnorm(nn.BatchNorm1d(2).double()) for _ in range(2))
+    GroupedForward(forward)(x, [4, 4])
+    GroupedForward(backward)(x.roll(4, 0), [4, 4])
+    assert (forward.running_mean > backward.running_mean + 0.5).all()
+
+
+def test_channels_last():
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    plain = plain.to(memory_format=torch.channels_last)
+    fused = group_batchnorm(copy.deepcopy(plain))
+    x = randn(12, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    for sizes in ((4, 4, 4), (6, 4, 2)):
+        assert_same(copy.deepcopy(plain), copy.deepcopy(fused), x, sizes)
+    norm = fused[1]
+    norm.groups.sizes = (6, 6)
+    assert norm(plain[0](x)).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded"])
+def test_inputs_of_any_memory_layout(layout):
+    x = {
+        "transposed": randn(3, 12).t(),
+        "sliced": randn(12, 6)[:, ::2],
+        "expanded": randn(12, 1).expand(12, 3),
+    }[layout]
+    plain = nn.Sequential(nn.BatchNorm1d(3)).double()
+    fused = group_batchnorm(copy.deepcopy(plain))
+    torch.testing.assert_close(GroupedForward(fused)(x, [4, 4, 4]), separate(plain, x, [4, 4, 4]))
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 4, 3)])
+def test_bfloat16_inputs_are_close_and_keep_their_type(sizes):
+    plain = prepared(nn.Sequential(nn.BatchNorm2d(3)))
+    fused = group_batchnorm(copy.deepcopy(plain))
+    x = randn(12, 3, 4, 4).bfloat16()
+    outputs = GroupedForward(fused)(x, sizes)
+    for ours, theirs in zip(outputs, separate(plain, x, sizes), strict=True):
+        assert ours.dtype == theirs.dtype == torch.bfloat16
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(fused.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_models_wholly_of_another_type(dtype):
+    plain = prepared(nn.Sequential(nn.BatchNorm1d(3))).to(dtype)
+    fused = group_batchnorm(copy.deepcopy(plain))
+    x = randn(8, 3).to(dtype)
+    ours, theirs = GroupedForward(fused)(x, [4, 4]), separate(plain, x, [4, 4])
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(fused.state_dict(), plain.state_dict(), rtol=0.02, atol=0.02)
+
+
+def test_large_means_do_not_drown_the_variance():
+    """A mean of squares minus a squared mean would, in float32."""
+    x = (randn(12, 3, 4, 4) + 1000).float()
+    exact = torch.cat(separate(nn.Sequential(nn.BatchNorm2d(3)).double(), x.double(), [4, 4, 4]))
+    fused = group_batchnorm(nn.Sequential(nn.BatchNorm2d(3)))
+    torch.testing.assert_close(torch.cat(GroupedForward(fused)(x, [4, 4, 4])).double(), exact, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 4), (4, 1)])
+def test_a_single_value_per_channel_has_no_statistics(sizes):
+    fused = group_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        GroupedForward(fused)(randn(sum(sizes), 3, dtype=torch.float32), sizes)
+
+
+# --- conversion ------------------------------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """A user's model: BatchNorms in lists, dicts, deep down, and one of two other kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=0.3))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)) for _ in range(2))
+        self.heads = nn.ModuleDict({"a": nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5)), "b": nn.Linear(4, 5)})
+        self.other = nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        features = self.other(x).mean((2, 3))
+        return self.heads["a"](features) + self.heads["b"](features)
+
+
+def users_model():
+    with seeded_globally(0, "init"):
+        return Branches().double()
+
+
+def test_conversion_keeps_parameters_buffers_and_state_dict():
+    model = users_model()
+    parameters = {name: id(parameter) for name, parameter in model.named_parameters()}
+    buffers = {name: id(buffer) for name, buffer in model.named_buffers()}
+    keys = list(model.state_dict())
+    modules = [name for name, _ in model.named_modules()]
+    assert group_batchnorm(model) is model
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == parameters
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == buffers
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_modules()] == modules
+    assert sum(isinstance(module, GroupedBatchNorm) for module in model.modules()) == 4
+    assert type(model.other) is nn.GroupNorm
+    plain = users_model()
+    plain.load_state_dict(model.state_dict())
+    model.load_state_dict(plain.state_dict())
+
+
+def test_conversion_twice_changes_nothing():
+    model = group_batchnorm(users_model())
+    before = {name: id(module) for name, module in model.named_modules()}
+    assert group_batchnorm(model) is model
+    assert {name: id(module) for name, module in model.named_modules()} == before
+
+
+def test_an_optimizer_made_before_the_conversion_still_works():
+    plain, fused = users_model(), users_model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, fused)]
+    group_batchnorm(fused)
+    x, sizes = randn(9, 3, 6, 6), [3, 3, 3]
+    for _ in range(3):
+        for optimizer, outputs in zip(
+            optimizers, (separate(plain, x, sizes), GroupedForward(fused)(x, sizes)), strict=True
+        ):
+            optimizer.zero_grad()
+            sum((output * output).mean() * (k + 1) for k, output in enumerate(outputs)).backward()
+            optimizer.step()
+    torch.testing.assert_close(fused.state_dict(), plain.state_dict())
+    assert not torch.equal(fused.stem[1].weight, users_model().stem[1].weight)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (6, 4, 2)])
+def test_a_users_model(sizes):
+    model = users_model()
+    assert_same(model, group_batchnorm(copy.deepcopy(model)), randn(12, 3, 6, 6), sizes)
+
+
+def test_conversion_keeps_hooks():
+    plain, calls = nn.Sequential(nn.BatchNorm1d(3)), []
+    plain[0].register_forward_hook(lambda *_: calls.append("hook"))
+    group_batchnorm(plain)(randn(4, 3, dtype=torch.float32))
+    assert calls == ["hook"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_batchnorm_in_several_places_is_left_alone(depth):
+    """A fused pass would update its running statistics in another order than separate passes do."""
+    part = norm = nn.BatchNorm1d(3).double()
+    for _ in range(depth):
+        part = nn.Sequential(part)
+    model = nn.Sequential(part, nn.Linear(3, 3).double(), part)
+    plain = copy.deepcopy(model)
+    fused = group_batchnorm(model)
+    assert next(module for module in fused.modules() if isinstance(module, nn.BatchNorm1d)) is norm
+    assert_same(plain, fused, randn(12, 3), (4, 4, 4))
+
+
+def test_a_model_that_is_a_batchnorm_itself():
+    converted = group_batchnorm(nn.BatchNorm1d(3))
+    assert isinstance(converted, GroupedBatchNorm)
+    assert GroupedForward(converted).fused
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_outside_of_grouped_passes_it_is_an_ordinary_batchnorm(training):
+    plain = users_model().train(training)
+    fused = group_batchnorm(copy.deepcopy(plain))
+    assert fused.training is training
+    assert all(module.training is training for module in fused.modules())
+    GroupedForward(copy.deepcopy(fused))(randn(6, 3, 6, 6), [3, 3])
+    x = randn(5, 3, 6, 6)
+    torch.testing.assert_close(fused(x), plain(x))
+    torch.testing.assert_close(fused.state_dict(), plain.state_dict())
+
+
+def test_train_and_eval_still_reach_it():
+    model = group_batchnorm(users_model())
+    model.eval()
+    assert not model.stem[1].training
+    model.train()
+    assert model.stem[1].training
+
+
+def test_groups_end_with_the_pass_even_if_it_fails():
+    fused = group_batchnorm(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(4, 2)).double())
+    with pytest.raises(RuntimeError):
+        GroupedForward(fused)(randn(8, 3), [4, 4])
+    x = randn(8, 3)
+    torch.testing.assert_close(fused[0](x), nn.BatchNorm1d(3).double()(x))
+
+
+def test_a_copy_has_groups_of_its_own():
+    first = group_batchnorm(users_model())
+    second = copy.deepcopy(first)
+    x = randn(8, 3, 6, 6)
+    expected = separate(users_model(), x, [4, 4])
+    for model in (first, second):
+        torch.testing.assert_close(GroupedForward(model)(x, [4, 4]), expected)
+    assert first.stem[1].groups is not second.stem[1].groups
+
+
+def test_a_model_put_together_from_converted_parts():
+    body, head = (nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).double() for _ in range(2))
+    plain = nn.Sequential(copy.deepcopy(body), copy.deepcopy(head))
+    fused = nn.Sequential(group_batchnorm(body), group_batchnorm(head))
+    assert_same(plain, fused, randn(12, 3), (4, 4, 4))
+    assert_same(copy.deepcopy(plain), group_batchnorm(copy.deepcopy(fused)), randn(12, 3), (4, 4, 4))
+
+
+def test_a_batchnorm_added_later_is_converted_by_another_call():
+    model = group_batchnorm(nn.Sequential(nn.BatchNorm1d(3)).double())
+    model.append(nn.BatchNorm1d(3).double())
+    assert not GroupedForward(model).fused
+    plain = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).double()
+    assert_same(plain, group_batchnorm(model), randn(12, 3), (4, 4, 4))
+
+
+# --- GroupedForward --------------------------------------------------------------------------------------------------
+
+
+class Counting(nn.Sequential):
+    passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layers", "passes"),
+    [
+        ([nn.BatchNorm1d(3)], 3),
+        ([nn.SyncBatchNorm(3)], 3),
+        ([nn.Linear(3, 3), nn.LayerNorm(3)], 1),
+        ([group_batchnorm(nn.BatchNorm1d(3))], 1),
+        ([group_batchnorm(nn.BatchNorm1d(3)), nn.BatchNorm1d(3)], 3),
+    ],
+    ids=["plain", "synchronised", "none", "grouped", "mixed"],
+)
+def test_plain_batchnorm_gets_separate_passes(layers, passes):
+    model = Counting(*layers)
+    if passes == 3 and isinstance(layers[0], nn.SyncBatchNorm):
+        model.eval()  # needs a process group to train
+    x = randn(12, 3, dtype=torch.float32)
+    outputs = GroupedForward(model)(x, [5, 4, 3])
+    assert model.passes == passes
+    reference = copy.deepcopy(model)
+    torch.testing.assert_close(outputs, separate(reference, x, [5, 4, 3]))
+
+
+def test_synchronised_batchnorm_is_left_alone():
+    assert type(group_batchnorm(nn.Sequential(nn.SyncBatchNorm(3)))[0]) is nn.SyncBatchNorm
+
+
+def test_a_batchnorm_with_a_forward_pass_of_its_own_is_left_alone():
+    class Doubled(nn.BatchNorm1d):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    class Renamed(nn.BatchNorm1d):
+        pass
+
+    plain = nn.Sequential(Doubled(3), Renamed(3)).double()
+    fused = group_batchnorm(copy.deepcopy(plain))
+    assert type(fused[0]) is Doubled
+    assert type(fused[1]) is GroupedBatchNorm
+    assert not GroupedForward(fused).fused
+    assert_same(plain, fused, randn(12, 3), (4, 4, 4))
+
+
+# --- the whole network -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 3, 2)])
+def test_resnet_fused_equals_three_passes(sizes):
+    with seeded_globally(0, "init"):
+        plain = ResNet18((3, 16, 16), 10, width=8).double()
+    fused = group_batchnorm(copy.deepcopy(plain))
+    x = randn(sum(sizes), 3, 16, 16)
+    assert_same(plain, fused, x, sizes, rtol=1e-8, atol=1e-9)
+    assert fused.bn.num_batches_tracked == 3
+
+
+def test_resnet_fused_in_float32_and_channels_last():
+    with seeded_globally(0, "init"):
+        plain = ResNet18((3, 16, 16), 10, width=8).to(memory_format=torch.channels_last)
+    fused = group_batchnorm(copy.deepcopy(plain))
+    x = randn(12, 3, 16, 16, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    assert_same(plain, fused, x, (4, 4, 4), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,122 @@
+"""The engine: the samples that were asked for reach the learner, and losses are watched."""
+
+import math
+
+import pytest
+import torch
+
+from holdfast.data import ImageSet
+from holdfast.engine import Engine, LossLog
+from holdfast.errors import TrainingError, UsageError
+from holdfast.learners import Learner, Losses
+
+CPU = torch.device("cpu")
+
+
+class Notebook(Learner):
+    """Writes down what it observes; its loss is the mean label, or what `losses` says for the step."""
+
+    def __init__(self, losses=()):
+        model = torch.nn.Linear(1, 1)
+        super().__init__(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        self.seen, self.losses = [], list(losses)
+
+    def observe(self, x, y):
+        self.seen.append((x.clone(), y.clone()))
+        total = torch.tensor(self.losses[len(self.seen) - 1]) if self.losses else y.float().mean()
+        return Losses(total, total / 2, total / 4, torch.zeros(()))
+
+
+def data(count: int = 20) -> ImageSet:
+    numbers = torch.arange(count)
+    return ImageSet(numbers.to(torch.uint8).view(-1, 1, 1, 1), numbers % 10)
+
+
+def test_each_step_is_on_the_samples_asked_for():
+    learner = Notebook()
+    engine = Engine(learner, CPU)
+    engine.load(data(), classes=10)
+    batches = [torch.tensor(batch) for batch in ([3, 1, 4], [15, 9], [2])]
+    for batch in batches:
+        engine.step(batch)
+    assert len(learner.seen) == 3
+    for (x, y), batch in zip(learner.seen, batches, strict=True):
+        assert x.flatten().tolist() == batch.tolist()
+        assert y.tolist() == (batch % 10).tolist()
+        assert x.dtype == torch.uint8
+
+
+def test_new_data_replaces_the_old():
+    learner = Notebook()
+    engine = Engine(learner, CPU)
+    engine.load(data(5), classes=10)
+    other = ImageSet(data(5).images + 100, data(5).labels)
+    engine.load(other, classes=10)
+    engine.step(torch.tensor([0]))
+    assert learner.seen[0][0].item() == 100
+
+
+@pytest.mark.parametrize("wrong", [[0, 10], [-1, 3]])
+def test_labels_are_checked_when_data_comes_in(wrong):
+    engine = Engine(Notebook(), CPU)
+    with pytest.raises(UsageError, match=r"labels lie outside the model's outputs 0\.\.9"):
+        engine.load(ImageSet(data(2).images, torch.tensor(wrong)), classes=10)
+
+
+def run_steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        engine.step(torch.tensor([0]))
+
+
+def test_means_of_the_last_steps():
+    engine = Engine(Notebook([float(step) for step in range(1, 12)]), CPU, interval=4)
+    engine.load(data(), classes=10)
+    due = []
+    for _ in range(4):
+        run_steps(engine, 1)
+        due.append(engine.log.due())
+    assert due == [False, False, False, True]
+    assert engine.log.read() == pytest.approx({"total": 2.5, "current": 1.25, "replay": 0.625, "consistency": 0.0})
+    run_steps(engine, 4)
+    assert engine.log.read()["total"] == pytest.approx((5 + 6 + 7 + 8) / 4)
+    run_steps(engine, 3)
+    assert engine.log.read()["total"] == pytest.approx(10)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [1, 4, 5, 7, 8])
+def test_a_loss_that_is_not_finite_is_named_with_its_step(bad, at):
+    losses = [1.0] * 8
+    losses[at - 1] = bad
+    engine = Engine(Notebook(losses), CPU, interval=4)
+    engine.load(data(), classes=10)
+
+    def train():
+        for _ in range(8):
+            run_steps(engine, 1)
+            if engine.log.due():
+                engine.log.read()
+
+    with pytest.raises(TrainingError, match=rf"no longer finite at step {at} \(total {bad}, .*consistency 0\)"):
+        train()
+
+
+def test_an_incomplete_interval_is_read_at_the_end_of_a_task():
+    engine = Engine(Notebook([1.0, 1.0, math.nan]), CPU, interval=50)
+    engine.load(data(), classes=10)
+    run_steps(engine, 3)
+    assert not engine.log.due()
+    with pytest.raises(TrainingError, match="at step 3"):
+        engine.log.read()
+
+
+def test_the_first_bad_step_is_named():
+    engine = Engine(Notebook([1.0, math.nan, math.nan, 1.0]), CPU, interval=4)
+    engine.load(data(), classes=10)
+    run_steps(engine, 4)
+    with pytest.raises(TrainingError, match="at step 2 "):
+        engine.log.read()
+
+
+def test_a_log_without_steps_has_nothing_to_tell():
+    assert LossLog(CPU, 4).read() == {}

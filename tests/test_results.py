@@ -1,0 +1,262 @@
+"""Results: whole or not at all, and read back as they were written."""
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast import results
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.results import RunResult, environment, find, read, save
+
+NAN = math.nan
+CONFIG = RunConfig.preset("rot-mnist", "simclr", buffer_size=200, seed=3, tasks=3).parse(
+    ["regularizer.temperature=0.1"]
+)
+
+
+def result(config: RunConfig = CONFIG, shift: float = 0.0) -> RunResult:
+    draw = torch.Generator().manual_seed(0)
+    return RunResult(
+        config=config,
+        matrix=torch.tensor(
+            [[90.0, 20.0, NAN], [70.0, 80.0, 100 / 3], [60.0, 85.0, 95.0 + shift]], dtype=torch.float64
+        ),
+        task_matrix=torch.tensor([[90.0, 20.0, NAN], [70.0, 80.0, 30.0], [61.0, 86.0, 96.0]], dtype=torch.float64),
+        untrained=torch.tensor([10.0, 15.0, 5.0], dtype=torch.float64),
+        seconds=12.5,
+        timing={"training": 10.25, "steps": 7},
+        environment={"torch": "2", "commit": None},
+        logits={"logits.0": torch.randn(4, 10, generator=draw), "labels.0": torch.tensor([1, 2, 3, 4])},
+        weights={"hidden.weight": torch.randn(3, 2, generator=draw), "count": torch.tensor(5)},
+    )
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_round_trip(tmp_path):
+    written = result()
+    folder = save(written, tmp_path / "deep" / "out")
+    assert folder == tmp_path / "deep" / "out" / CONFIG.fingerprint
+    back = read(folder, tensors=True)
+    assert back.config == CONFIG
+    for name in ("matrix", "task_matrix", "untrained"):
+        torch.testing.assert_close(getattr(back, name), getattr(written, name), rtol=0, atol=1e-9, equal_nan=True)
+    assert back.seconds == 12.5
+    assert back.timing == written.timing
+    assert back.environment == written.environment
+    for name in ("logits", "weights"):
+        mine, theirs = getattr(back, name), getattr(written, name)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) and mine[key].dtype == theirs[key].dtype for key in mine)
+    for name in ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting"):
+        assert getattr(back, name) == pytest.approx(getattr(written, name))
+
+
+def test_without_tensors_nothing_large_is_read(tmp_path):
+    back = read(save(result(), tmp_path))
+    assert back.logits == {}
+    assert back.weights == {}
+
+
+def test_result_json_is_strict_json_with_what_was_promised(tmp_path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = (save(result(), tmp_path) / "result.json").read_text("utf-8")
+    values = json.loads(text, parse_constant=refuse)
+    assert values["accuracy_matrix"][0] == [90.0, 20.0, None]
+    assert {
+        "benchmark": "rot-mnist",
+        "method": "simclr",
+        "buffer_size": 200,
+        "seed": 3,
+        "accuracy": 80.0,
+        "backward_transfer": -12.5,
+        "forgetting": 15.0,
+        "seconds": 12.5,
+        "fingerprint": CONFIG.fingerprint,
+    }.items() <= values.items()
+    assert values["forward_transfer"] == pytest.approx((5 + 100 / 3 - 5) / 2)
+    assert values["config"]["options"] == {"temperature": 0.1}
+
+
+def test_metrics_that_are_not_defined_are_null(tmp_path):
+    one = torch.tensor([[50.0]], dtype=torch.float64)
+    single = RunResult(CONFIG, one, one, torch.tensor([10.0], dtype=torch.float64), 1.0)
+    folder = save(single, tmp_path)
+    values = json.loads((folder / "result.json").read_text())
+    assert values["accuracy"] == 50.0
+    assert values["forward_transfer"] is values["backward_transfer"] is values["forgetting"] is None
+    assert math.isnan(read(folder).forgetting)
+    assert listing(folder) == ["result.json"]
+
+
+def test_second_save_replaces_the_first(tmp_path):
+    save(result(), tmp_path)
+    folder = save(result(shift=-3.0), tmp_path)
+    assert read(folder).accuracy == pytest.approx(79.0)
+    assert listing(tmp_path) == sorted(
+        [
+            folder.name,
+            *(f"{folder.name}/{name}" for name in ("logits.safetensors", "result.json", "weights.safetensors")),
+        ]
+    )
+
+
+def test_others_may_read_what_was_saved(tmp_path):
+    folder = save(result(), tmp_path)
+    assert stat.S_IMODE(folder.stat().st_mode) & 0o555 == 0o555
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444, path.name
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("place", ["save_file", "write_text", "_replace_folder", "rename"])
+def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatch, place, earlier):
+    if earlier:
+        save(result(), tmp_path)
+    before = listing(tmp_path)
+
+    def fail(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    original = Path.rename
+
+    def rename(self, target):  # The new folder cannot be given its name; the old one can be moved.
+        return fail() if "-old-" not in f"{self}{target}" else original(self, target)
+
+    if place == "rename":
+        monkeypatch.setattr(Path, "rename", rename)
+    elif place == "write_text":
+        monkeypatch.setattr(Path, "write_text", fail)
+    else:
+        monkeypatch.setattr(f"holdfast.results.{place}", fail)
+    with pytest.raises(HoldfastError, match=r"could not be written to .*: No space left on device"):
+        save(result(shift=-3.0), tmp_path)
+    monkeypatch.undo()
+    assert listing(tmp_path) == before
+    found = find(tmp_path, CONFIG)
+    assert (found.accuracy if found else None) == (80.0 if earlier else None)
+
+
+def test_failure_inside_safetensors_is_told_like_any_other(tmp_path, monkeypatch):
+    """It has an error class of its own, which is no OSError."""
+    original = results.save_file
+    monkeypatch.setattr(
+        results, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
+    )
+    with pytest.raises(HoldfastError, match="could not be written"):
+        save(result(), tmp_path / "out")
+    assert listing(tmp_path) == ["out"]
+
+
+def test_interruption_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "_replace_folder", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(result(), tmp_path)
+    assert listing(tmp_path) == []
+
+
+def test_out_that_is_a_file(tmp_path):
+    (tmp_path / "out").write_text("not a folder")
+    with pytest.raises(HoldfastError, match=r"could not be written to .*out.* --out"):
+        save(result(), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "not a folder"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(HoldfastError, match="Permission denied"):
+            save(result(), tmp_path)
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_missing_result(tmp_path):
+    with pytest.raises(HoldfastError, match="holds no result"):
+        read(tmp_path)
+    with pytest.raises(HoldfastError, match="holds no result"):
+        read(tmp_path / "nowhere")
+
+
+def change(**values):
+    return lambda text: json.dumps({**json.loads(text), **values})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: "3",
+        lambda text: "{}",
+        lambda text: '"\\ud800"',
+        change(config={}),
+        change(config=None),
+        change(config={**CONFIG.to_dict(), "options": ["temperature"]}),
+        change(config={**CONFIG.to_dict(), "colour": "blue"}),
+        change(config={**CONFIG.to_dict(), "buffer_size": 0}),
+        change(accuracy_matrix=[[1.0, 2.0], [3.0]]),
+        change(accuracy_matrix=[["high"]]),
+        change(timing=None),
+        change(seconds="long"),
+    ],
+)
+def test_damaged_json(tmp_path, damage):
+    folder = save(result(), tmp_path)
+    path = folder / "result.json"
+    path.write_text(damage(path.read_text("utf-8")), "utf-8")
+    with pytest.raises(HoldfastError, match=r"result\.json is not a readable result"):
+        read(folder)
+    with pytest.raises(HoldfastError):
+        find(tmp_path, CONFIG)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    folder = save(result(), tmp_path)
+    (folder / "result.json").write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(HoldfastError, match="not a readable result"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["logits.safetensors", "weights.safetensors"])
+def test_damaged_tensors(tmp_path, name):
+    folder = save(result(), tmp_path)
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-5])
+    with pytest.raises(HoldfastError, match=f"{name} is not readable"):
+        read(folder, tensors=True)
+    assert read(folder).accuracy == pytest.approx(80.0)  # the numbers are still there
+
+
+def test_find_goes_by_fingerprint(tmp_path):
+    other = CONFIG.change(seed=4)
+    save(result(), tmp_path)
+    save(result(other, shift=-3.0), tmp_path)
+    assert find(tmp_path, CONFIG).accuracy == pytest.approx(80.0)
+    assert find(tmp_path, other).accuracy == pytest.approx(79.0)
+    assert find(tmp_path, CONFIG.change(lr=0.5)) is None
+    assert find(tmp_path / "nowhere", CONFIG) is None
+
+
+def test_environment_is_plain_and_tells_the_versions():
+    record = environment(torch.device("cpu"))
+    assert json.loads(json.dumps(record)) == record
+    assert record["torch"] == torch.__version__
+    assert record["device_type"] == "cpu"
+    assert record["threads"] == torch.get_num_threads()
