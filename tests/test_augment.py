@@ -18,7 +18,8 @@ def pictures(count, channels=3, height=32, width=32, seed=0):
 
 
 def cropped(images, seed=0, **options):
-    return CropFlip(Normalize(), generator(seed, "augment"), **options).crop_flip(images)
+    uniforms = torch.rand(3, len(images), 1, generator=generator(seed, "augment"))
+    return CropFlip(Normalize(), generator(seed, "augment"), **options).crop_flip(images, uniforms)
 
 
 # --- Normalize -------------------------------------------------------------------------------------------------------

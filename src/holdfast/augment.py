@@ -49,22 +49,27 @@ class CropFlip:
     Padding comes before normalisation, so padded pixels are black rather than mean.
     """
 
+    compilable = ("render",)
+
     def __init__(self, normalize: Normalize, generator: torch.Generator, padding: int = 4) -> None:
         self.normalize, self.generator, self.padding = normalize, generator, padding
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32."""
-        return self.normalize(self.crop_flip(images))
+        uniforms = torch.rand(3, len(images), 1, generator=self.generator, device=images.device)
+        return self.render(images, uniforms)
 
-    def crop_flip(self, images: Tensor) -> Tensor:
+    def render(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """The view that `uniforms` (3, B, 1) in [0, 1) decide: shift down, shift right, flip."""
+        return self.normalize(self.crop_flip(images, uniforms))
+
+    def crop_flip(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """The uint8 part: one gather instead of padding, cropping and flipping."""
         count, channels, height, width = images.shape
-        device = images.device
-        shift = torch.randint(-self.padding, self.padding + 1, (2, count, 1), generator=self.generator, device=device)
-        flip = torch.rand(count, 1, generator=self.generator, device=device) < 0.5
-        rows = torch.arange(height, device=device) + shift[0]
-        columns = torch.arange(width, device=device)
-        columns = torch.where(flip, width - 1 - columns, columns) + shift[1]
+        shift = (uniforms[:2] * (2 * self.padding + 1)).long() - self.padding
+        rows = torch.arange(height, device=images.device) + shift[0]
+        columns = torch.arange(width, device=images.device)
+        columns = torch.where(uniforms[2] < 0.5, width - 1 - columns, columns) + shift[1]
         inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
         source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
         source = source.view(count, 1, -1).expand(-1, channels, -1)

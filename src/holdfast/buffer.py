@@ -43,10 +43,13 @@ class Reservoir:
     reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are known there.
     """
 
+    compilable = ("place",)
+
     def __init__(self, capacity: int, *, generator: torch.Generator | None = None) -> None:
         if capacity < 1:
             raise UsageError(f"buffer size must be at least 1, not {capacity}.")
         self.capacity = capacity
+        self.place = place
         self.generator = generator or torch.Generator()
         self.device = self.generator.device
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -68,7 +71,7 @@ class Reservoir:
             self._columns = [part.new_zeros((self.capacity + 1, *part.shape[1:]), device=self.device) for part in batch]
         self._check(batch)
         uniforms = torch.rand(len(x), dtype=torch.float64, generator=self.generator, device=self.device)
-        slots = place(uniforms, self.seen, self.capacity)
+        slots = self.place(uniforms, self.seen, self.capacity)
         for column, part in zip(self._columns, batch, strict=True):
             column.index_copy_(0, slots, part)
         self.seen += len(x)

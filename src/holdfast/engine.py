@@ -6,15 +6,15 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.data import ImageSet, data_root
 from holdfast.errors import TrainingError, UsageError
-from holdfast.learners import Learner, Losses
+from holdfast.learners import BfloatTwin, Learner, Losses, PlainSgd
 
 __all__ = ["CapturedEngine", "Engine", "LossLog", "make_engine", "prepare_cuda"]
 
@@ -87,12 +87,22 @@ class _Graph(NamedTuple):
     """Where a replay looks for the samples of its step."""
 
 
+class _Part(NamedTuple):
+    """A pure function that a step calls, as attribute `name` of `owner`, and its compiled form."""
+
+    owner: object
+    name: str
+    plain: Callable[..., Any]
+    compiled: Callable[..., Any]
+
+
 class CapturedEngine(Engine):
     """Executes each step as one CUDA graph: everything from indexing the data to the buffer's update.
 
     A graph is captured for every combination of batch size and samples stored that recurs; the first steps of each
-    run eagerly, which also warms up what capture needs. The network is compiled for full batches only: the short last
-    batch of an epoch is too rare to pay for it. Runs on the current stream, which must not be the default one.
+    run eagerly, which also warms up what capture needs. With `compiled`, the network and the other pure functions of a
+    step are compiled, for full batches only: the short last batch of an epoch is too rare to pay for it. Runs on the
+    current stream, which must not be the default one.
     """
 
     WARMUP = 3
@@ -110,11 +120,16 @@ class CapturedEngine(Engine):
         super().__init__(learner, device, interval=interval)
         self._generators = generators
         self._batch_size = batch_size
-        self._compiled = torch.compile(learner.model, dynamic=False) if compiled else None
+        self._parts = _compile(learner) if compiled else []
         self._uses: Counter[tuple[int, int]] = Counter()
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._capturable = True
+
+    @property
+    def at_full_speed(self) -> bool:
+        """Whether steps on full batches are replayed by now."""
+        return any(size == self._batch_size for size, _ in self._graphs)
 
     def load(self, data: ImageSet, classes: int) -> None:
         """Make `data` the training data of the steps that follow."""
@@ -141,40 +156,53 @@ class CapturedEngine(Engine):
         self.log.steps += 1
 
     def _first_steps(self, key: tuple[int, int], indices: Tensor) -> None:
-        settled = self.learner.buffer is None or self.learner.buffer.stored == self.learner.buffer.capacity
-        self.learner.network = self.learner.model
-        if self._compiled is not None and settled and len(indices) == self._batch_size:
-            self.learner.network = self._compiled
+        """A step of a kind that has not been captured: eagerly, or by capturing it now."""
+        buffer = self.learner.buffer
+        usual = len(indices) == self._batch_size and (buffer is None or buffer.stored == buffer.capacity)
+        for part in self._parts:
+            setattr(part.owner, part.name, part.compiled if usual else part.plain)
         self._uses[key] += 1
         if self._uses[key] <= self.WARMUP or not self._capturable:
             self._execute(indices)
             return
         try:
-            captured = self._capture(indices)
+            self._graphs[key] = self._capture(indices)
         except RuntimeError as error:
             self._capturable = False
-            first_line = str(error).partition("\n")[0]
-            log.warning("this model's step cannot be captured in a CUDA graph (%s); it runs eagerly.", first_line)
-            torch.cuda.synchronize(self.device)
+            log.warning("this step cannot be captured in a CUDA graph, it runs eagerly: %s", str(error).split("\n")[0])
             self._execute(indices)
-            return
-        self._graphs[key] = captured
-        captured.graph.replay()
+        else:
+            self._graphs[key].graph.replay()
 
     def _capture(self, indices: Tensor) -> _Graph:
+        """Record a step without executing it."""
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         static = indices.clone()
-        offered = self.learner.buffer.offered if self.learner.buffer else 0
+        buffer = self.learner.buffer
+        offered = buffer.offered if buffer else 0
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream(self.device)):
                 self._execute(static)
         except RuntimeError:
-            if self.learner.buffer:
-                self.learner.buffer.offered = offered
+            torch.cuda.synchronize(self.device)
+            if buffer:
+                buffer.offered = offered
             raise
         return _Graph(graph, static)
+
+
+def _compile(learner: Learner) -> list[_Part]:
+    """The pure functions of a learner's step with their compiled forms; a bfloat16 network becomes a twin first."""
+    if learner.reduced and isinstance(learner.optimizer, PlainSgd):
+        twin = BfloatTwin(learner.model, learner.optimizer.lr)
+        learner.optimizer, learner.network = twin, twin.network
+    named: list[tuple[object, str]] = [(learner, "network")]
+    for owner in (learner, learner.buffer, learner.augment):
+        named += [(owner, name) for name in getattr(owner, "compilable", ())]
+    plain = [(owner, name, getattr(owner, name)) for owner, name in named]
+    return [_Part(owner, name, part, torch.compile(part, dynamic=False)) for owner, name, part in plain]
 
 
 def make_engine(
@@ -189,6 +217,8 @@ def make_engine(
 
 
 def prepare_cuda() -> None:
-    """Process-wide settings: let cuDNN choose its fastest kernels, keep compiled code across processes."""
+    """Process-wide settings: let cuDNN choose its fastest kernels, keep compiled code across runs and processes."""
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_root() / "compiled"))
+    # Every method of a fleet compiles the same functions for other constants; the default keeps only eight.
+    torch._dynamo.config.recompile_limit = 64

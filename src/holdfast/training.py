@@ -48,7 +48,9 @@ class Progress:
 def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Generator[Progress, None, RunResult]:
     """Train and evaluate as `config` says; yields after every step and returns the result."""
     clock = _Clock()
-    model = build_model(config, benchmark).to(device, memory_format=_memory_format(device))
+    model = build_model(config, benchmark).to(device)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as tensor cores want it
     optimizer = PlainSgd(model.parameters(), config.lr)
     order, augment, buffer = (generator(config.seed, name, device) for name in ("order", "augment", "buffer"))
     learner = build_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer))
@@ -148,11 +150,6 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError("no CUDA device is available here; use --device cpu.")
     return torch.device(name)
-
-
-def _memory_format(device: torch.device) -> torch.memory_format:
-    """How 4-d weights lie in memory: on a GPU as the tensor cores want them."""
-    return torch.channels_last if device.type == "cuda" else torch.preserve_format
 
 
 def _read(engine: Engine, progress: Progress) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, build, method_names
 from holdfast.learners.consistency import ConsistencyReplay
-from holdfast.learners.descent import Optimizer, PlainSgd
+from holdfast.learners.descent import BfloatTwin, Optimizer, PlainSgd
 from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.sgd import Joint, Sgd
 
 __all__ = [
     "LEARNERS",
+    "BfloatTwin",
     "ConsistencyReplay",
     "ExperienceReplay",
     "Joint",

@@ -17,7 +17,7 @@ from holdfast.learners.descent import Optimizer
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
 
-__all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names"]
+__all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names", "widen"]
 
 
 class Losses(NamedTuple):
@@ -31,6 +31,10 @@ class Losses(NamedTuple):
     consistency: Tensor
     """The consistency term, before its weight beta."""
 
+    def detach(self) -> Losses:
+        """The same numbers without gradient."""
+        return Losses(*(term.detach() for term in self))
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -43,6 +47,11 @@ class Parts:
     """On the device of the run; decides what the buffer keeps and draws."""
 
 
+def widen(logits: Tensor) -> Tensor:
+    """Logits in float32, or float64 if they are: losses in bfloat16 would be too coarse."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 class Learner:
     """Base of all learners. A subclass says in `observe` what one step does.
 
@@ -53,6 +62,8 @@ class Learner:
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     buffer: Reservoir | None = None
+    compilable: tuple[str, ...] = ("objective",)
+    """Pure functions of tensors among the attributes, which an engine may replace by their compiled form."""
 
     def __init__(
         self,
@@ -70,7 +81,7 @@ class Learner:
         self.validate = validate
         self.device = next(model.parameters()).device
         self._zero = torch.zeros((), device=self.device)
-        self._reduced = precision == "bfloat16"
+        self.reduced = precision == "bfloat16"
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -92,9 +103,9 @@ class Learner:
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._reduced):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
             logits: Tensor = self.network(x)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return widen(logits)
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser along the gradient of `loss`."""

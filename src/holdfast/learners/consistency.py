@@ -14,7 +14,7 @@ from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, widen
 from holdfast.learners.descent import Optimizer
 from holdfast.models import GroupedForward
 from holdfast.regularizers import REGULARIZERS, Regularizer
@@ -88,29 +88,37 @@ class ConsistencyReplay(Learner):
         if not self.buffer.stored:
             logits = self.forward(self.augment(x))
             self.check_labels(y, logits)
-            loss = current = F.cross_entropy(logits, y)
-            replay = consistency = self._zero
+            loss = F.cross_entropy(logits, y)
+            losses = Losses(loss, loss, self._zero, self._zero)
         else:
             draw1 = self.buffer.sample(self.consistency_size or len(x))
             draw2 = self.buffer.sample(self.replay_size or len(x))
-            logits, answers, replayed = self.forward_groups(x, draw1.x, draw2.x)
-            self.check_labels(y, logits)
-            past = self.check_width(answers, draw1.logits)
-            current = F.cross_entropy(logits, y)
-            replay = F.cross_entropy(replayed, draw2.y)
-            consistency = self.regularizer(answers, past)
-            loss = current + self.alpha * replay + self.beta * consistency
-        self.descend(loss)
+            outputs = self.forward_groups(x, draw1.x, draw2.x)
+            self.check_labels(y, outputs[0])
+            past = self.check_width(outputs[1], draw1.logits)
+            losses, logits = self.objective(outputs, y, past, draw2.y)
+        self.descend(losses.total)
         # The image as it came, with the logits its view had before this step's update.
         self.buffer.add(x, y, logits.detach())
-        return Losses(loss.detach(), current.detach(), replay.detach(), consistency.detach())
+        return losses.detach()
 
     def forward_groups(self, *inputs: Tensor) -> list[Tensor]:
-        """The logits of each minibatch, in at least float32, with BatchNorm statistics of its own."""
+        """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
         views = self.augment(torch.cat(inputs))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._reduced):
-            outputs = self.groups(views, [len(part) for part in inputs], self.network)
-        return [logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in outputs]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
+            return self.groups(views, [len(part) for part in inputs], self.network)
+
+    def objective(self, outputs: list[Tensor], y: Tensor, past: Tensor, labels: Tensor) -> tuple[Losses, Tensor]:
+        """The loss with its terms, and the logits of the minibatch.
+
+        `outputs` are the network's for the minibatch, draw 1 and draw 2; `past` are the logits stored with draw 1, `y`
+        and `labels` the labels of the minibatch and of draw 2.
+        """
+        logits, answers, replayed = (widen(output) for output in outputs)
+        current = F.cross_entropy(logits, y)
+        replay = F.cross_entropy(replayed, labels)
+        consistency = self.regularizer(answers, past)
+        return Losses(current + self.alpha * replay + self.beta * consistency, current, replay, consistency), logits
 
     def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:
         """The stored logits; the model must still have as many outputs as when they were made."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Optimizer", "PlainSgd"]
+__all__ = ["BfloatTwin", "Optimizer", "PlainSgd"]
 
 
 class Optimizer(Protocol):
@@ -41,3 +43,44 @@ class PlainSgd:
         moved: list[Tensor] = [parameter for parameter in self.parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_add_(moved, gradients, alpha=-self.lr)
+
+
+class BfloatTwin(PlainSgd):
+    """Plain SGD on float32 weights, with a twin of the network whose matrices are in bfloat16.
+
+    Autocast converts every weight to bfloat16 in each forward pass and every gradient back, one kernel each. The twin
+    keeps the bfloat16 weights between steps and converts all of them at once, which gives the same numbers.
+    """
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        """`model` keeps the float32 weights; `self.network` computes with the others."""
+        matrices = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+        # Everything but the matrices is shared; BatchNorms wholly, since they also share who is in which group.
+        shared = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, _BatchNorm))]
+        memo: dict[int, Any] = {id(thing): thing for thing in shared}
+        self.network: nn.Module = deepcopy(model, memo)
+        self.masters: list[Tensor] = []
+        self.twins: list[Tensor] = []
+        for module in matrices:
+            for name, parameter in module.named_parameters(recurse=False):
+                twin = nn.Parameter(parameter.detach().bfloat16())
+                setattr(memo[id(module)], name, twin)
+                self.masters.append(parameter)
+                self.twins.append(twin)
+        converted = {id(master) for master in self.masters}
+        super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
+        self._gradients = [torch.empty_like(master) for master in self.masters]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        super().zero_grad()
+        for twin in self.twins:
+            twin.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the float32 weights against the gradients of the twin, and the twin with them."""
+        super().step()
+        torch._foreach_copy_(self._gradients, [twin.grad for twin in self.twins if twin.grad is not None])
+        torch._foreach_add_(self.masters, self._gradients, alpha=-self.lr)
+        torch._foreach_copy_(self.twins, self.masters)

@@ -72,14 +72,14 @@ class ExperienceReplay(Learner):
             inputs, labels = torch.cat([x, drawn.x]), torch.cat([y, drawn.y])
         logits = self.forward(self.augment(inputs))
         self.check_labels(y, logits)
-        losses = F.cross_entropy(logits, labels, reduction="none")
-        current, replayed = losses[: len(x)], losses[len(x) :]
-        loss = (current.sum() + self.alpha * replayed.sum()) / len(losses)
-        self.descend(loss)
+        losses = self.objective(logits, labels, len(x))
+        self.descend(losses.total)
         self.buffer.add(x, y)
-        return Losses(
-            loss.detach(),
-            current.detach().mean(),
-            replayed.detach().mean() if len(replayed) else self._zero,
-            self._zero,
-        )
+        return losses.detach()
+
+    def objective(self, logits: Tensor, labels: Tensor, observed: int) -> Losses:
+        """The loss with its terms; the first `observed` rows are the minibatch, the others replayed."""
+        each = F.cross_entropy(logits, labels, reduction="none")
+        current, replayed = each[:observed], each[observed:]
+        loss = (current.sum() + self.alpha * replayed.sum()) / len(each)
+        return Losses(loss, current.mean(), replayed.mean() if len(replayed) else self._zero, self._zero)

@@ -27,9 +27,14 @@ class Sgd(Learner):
         x, y = self.receive(x, y)
         logits = self.forward(self.augment(x))
         self.check_labels(y, logits)
+        losses = self.objective(logits, y)
+        self.descend(losses.total)
+        return losses.detach()
+
+    def objective(self, logits: Tensor, y: Tensor) -> Losses:
+        """The loss."""
         loss = F.cross_entropy(logits, y)
-        self.descend(loss)
-        return Losses(loss.detach(), loss.detach(), self._zero, self._zero)
+        return Losses(loss, loss, self._zero, self._zero)
 
 
 @LEARNERS.register("joint", "training on all tasks at once: the upper bound")
