@@ -28,9 +28,12 @@ def turned(image: torch.Tensor, angle: float) -> torch.Tensor:
 
 
 def chunks_of(labels: torch.Tensor) -> list[list[list[int]]]:
-    """The image numbers of each digit 0 to 8 in 12 consecutive chunks."""
+    """The image numbers of each digit 0 to 8 in 12 consecutive chunks of n // 12 + 1, the last one shorter."""
     by_digit = [[i for i, label in enumerate(labels.tolist()) if label == digit] for digit in range(9)]
-    return [[chunk.tolist() for chunk in np.array_split(indices, 12)] for indices in by_digit]
+    sizes = [len(indices) // 12 + 1 for indices in by_digit]
+    return [
+        [indices[k * size : (k + 1) * size] for k in range(12)] for indices, size in zip(by_digit, sizes, strict=True)
+    ]
 
 
 def simulate(chunks: list[list[list[int]]], batch_size: int):

@@ -52,7 +52,7 @@ def mnist_360(config: RunConfig, root: Path) -> Benchmark:
     of_digit = [(data.train.labels == digit).nonzero().flatten() for digit in range(DIGITS)]
     if config.train_limit is not None:  # Fewer images of each digit, still turning full circle.
         of_digit = [indices[: max(CHUNKS, config.train_limit // DIGITS)] for indices in of_digit]
-    chunks = [indices.tensor_split(CHUNKS) for indices in of_digit]
+    chunks = [_cut(indices) for indices in of_digit]
     plan = plan_batches([[len(chunk) for chunk in row] for row in chunks], config.batch_size)
     order = [[chunk[torch.randperm(len(chunk), generator=draw)] for chunk in row] for row in chunks]
     indices, angles = _consume(plan, order)
@@ -66,6 +66,16 @@ def mnist_360(config: RunConfig, root: Path) -> Benchmark:
 
     task = Task(tuple(range(10)), stream, _test(data.test))
     return Benchmark(10, (1, 28, 28), (task,), batches=in_order)
+
+
+def _cut(indices: Tensor) -> list[Tensor]:
+    """A digit's images in consecutive chunks of n // 12 + 1, the last one shorter.
+
+    The sizes matter: they decide how small the very last minibatch is. With chunks as equal as possible it has 4
+    samples, and one step on those at the published learning rate costs some runs 5 to 17 points.
+    """
+    size = len(indices) // CHUNKS + 1
+    return [indices[at * size : (at + 1) * size] for at in range(CHUNKS)]
 
 
 def _consume(plan: list[tuple[int, int, int, int]], order: list[list[Tensor]]) -> tuple[Tensor, Tensor]:

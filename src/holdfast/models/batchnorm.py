@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,51 @@ class _Groups:
 
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
+
+
+class _Normalize(torch.autograd.Function):
+    """Batch normalisation of x (G, B, C, ...) with statistics per group and channel: (normalised, mean, variance).
+
+    The derivative is written out because automatic differentiation of the mean and variance would read x once more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+        # Half-precision inputs are reduced in float32, as the built-in BatchNorm does.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        variance, mean = torch.var_mean(wide, dim=_axes(x), correction=0, keepdim=True)
+        scale = rate = torch.rsqrt(variance + eps)
+        shift = -mean * rate
+        if weight is not None and bias is not None:
+            scale, shift = rate * _per_channel(weight, x), shift * _per_channel(weight, x) + _per_channel(bias, x)
+        ctx.save_for_backward(x, mean, rate, weight)
+        ctx.mark_non_differentiable(mean, variance)
+        return (wide * scale + shift).to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rate, weight = ctx.saved_tensors
+        axes = _axes(x)
+        dy = gradient.to(mean.dtype)
+        normalised = (x.to(mean.dtype) - mean) * rate
+        total = dy.sum(dim=axes, keepdim=True)
+        along = (dy * normalised).sum(dim=axes, keepdim=True)
+        count = x[0].numel() // x.shape[2]
+        slope = rate if weight is None else rate * _per_channel(weight, x)
+        dx = slope * (dy - total / count - normalised * (along / count))
+        if weight is None:
+            return dx.to(x.dtype), None, None, None
+        return dx.to(x.dtype), along.sum(dim=0).view_as(weight), total.sum(dim=0).view_as(weight), None
+
+
+def _axes(x: Tensor) -> list[int]:
+    """All axes of (G, B, C, ...) but the group and the channel."""
+    return [1, *range(3, x.dim())]
+
+
+def _per_channel(parameter: Tensor, x: Tensor) -> Tensor:
+    """A parameter (C,) shaped to go with x (G, B, C, ...)."""
+    return parameter.view(-1, *[1] * (x.dim() - 3))
 
 
 class GroupedBatchNorm(_BatchNorm):
@@ -49,19 +95,12 @@ class GroupedBatchNorm(_BatchNorm):
     def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
         """All groups at once: one reduction instead of one per group."""
         x = input.view(groups, -1, *input.shape[1:])
-        axes = [1, *range(3, x.dim())]
-        # Half-precision inputs are reduced in float32, as the built-in BatchNorm does.
-        wide = x if x.dtype == torch.float64 else x.float()
-        variance, mean = torch.var_mean(wide, dim=axes, correction=0, keepdim=True)
+        out, mean, variance = _Normalize.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         if self.training and self.track_running_stats:
             count = x[0].numel() // x.shape[2]
-            self._update_running(mean.detach().flatten(1), variance.detach().flatten(1) * (count / (count - 1)))
-        scale = torch.rsqrt(variance + self.eps)
-        shift = -mean * scale
-        if self.affine:
-            weight = self.weight.view(1, 1, -1, *[1] * (x.dim() - 3))
-            scale, shift = scale * weight, shift * weight + self.bias.view_as(weight)
-        return (x * scale + shift).to(input.dtype).view_as(input)
+            self._update_running(mean.flatten(1), variance.flatten(1) * (count / (count - 1)))
+        normalised: Tensor = out.view_as(input)
+        return normalised
 
     def _update_running(self, means: Tensor, variances: Tensor) -> None:
         """Running statistics after the groups (G, C) in order, as if each had been a pass of its own."""
