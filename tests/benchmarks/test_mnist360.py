@@ -112,7 +112,8 @@ def test_what_is_left_of_a_chunk_when_the_pair_changes_is_dropped():
     # Even digits come two at a time, odd ones three: the third is never shown.
     chunks = [[2 + digit % 2] * 12 for digit in range(9)]
     plan = plan_batches(chunks, 2)
-    assert plan[:6] == [(0, 1, 1, 1), (0, 1, 1, 1), (1, 1, 2, 1), (1, 1, 2, 1), (2, 1, 3, 1), (2, 1, 3, 1)]
+    assert [batch.digits for batch in plan[:6]] == [(0, 1), (0, 1), (1, 2), (1, 2), (2, 3), (2, 3)]
+    assert {batch.takes for batch in plan} == {(1, 1)}
     assert len(plan) == 6 * 9 * 2
 
 
@@ -168,7 +169,7 @@ def test_plan_never_takes_more_than_there_is(sizes, batch_size):
     chunks = [[sizes[(digit + visit) % 2] for visit in range(12)] for digit in range(9)]
     plan = plan_batches(chunks, batch_size)
     taken = Counter()
-    for a, of_a, b, of_b in plan:
+    for (a, b), (of_a, of_b), _ in plan:
         assert b == (a + 1) % 9
         assert of_a >= 0
         assert of_b >= 0
@@ -176,7 +177,7 @@ def test_plan_never_takes_more_than_there_is(sizes, batch_size):
         taken[a] += of_a
         taken[b] += of_b
     assert all(taken[digit] <= sum(chunks[digit]) for digit in range(9))
-    visits = [pair for n, pair in enumerate(p[::2] for p in plan) if n == 0 or pair != plan[n - 1][::2]]
+    visits = [batch.digits for n, batch in enumerate(plan) if n == 0 or batch.digits != plan[n - 1].digits]
     assert visits == [(a, (a + 1) % 9) for a in range(9)] * 6
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,30 +18,40 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet, load
 from holdfast.rng import generator
 
-__all__ = ["plan_batches"]
+__all__ = ["Batch", "plan_batches"]
 
 DIGITS = 9  # 0 to 8: a turned 9 is a 6.
 ROUNDS = 6
 CHUNKS = 2 * ROUNDS  # Each round meets every digit in two pairs.
 
 
-def plan_batches(chunks: list[list[int]], batch_size: int) -> list[tuple[int, int, int, int]]:
-    """The stream as a list of minibatches (digit a, how many of a, digit b, how many of b).
+class Batch(NamedTuple):
+    """One minibatch: so many images of two digits, each from one of the digit's chunks."""
+
+    digits: tuple[int, int]
+    takes: tuple[int, int]
+    chunks: tuple[int, int]
+
+
+def plan_batches(chunks: list[list[int]], batch_size: int) -> list[Batch]:
+    """The stream as a list of minibatches.
 
     `chunks[d]` are the sizes of digit d's chunks in order. Pairs (0,1), (1,2), ..., (8,0) follow each other, each visit
     with a fresh chunk of both. A minibatch splits in proportion to what is left of the two chunks; the pair
     changes as soon as either is used up, and what is left of the other is dropped.
     """
-    visits = [iter(sizes) for sizes in chunks]
+    visits = [0] * DIGITS
     plan = []
     for _ in range(ROUNDS):
         for a in range(DIGITS):
             b = (a + 1) % DIGITS
-            left_a, left_b = next(visits[a]), next(visits[b])
+            at = visits[a], visits[b]
+            left_a, left_b = chunks[a][at[0]], chunks[b][at[1]]
+            visits[a], visits[b] = at[0] + 1, at[1] + 1
             while left_a and left_b:
                 take_a = min(round(left_a / (left_a + left_b) * batch_size), left_a)
                 take_b = min(batch_size - take_a, left_b)
-                plan.append((a, take_a, b, take_b))
+                plan.append(Batch((a, b), (take_a, take_b), at))
                 left_a, left_b = left_a - take_a, left_b - take_b
     return plan
 
@@ -57,7 +69,7 @@ def mnist_360(config: RunConfig, root: Path) -> Benchmark:
     order = [[chunk[torch.randperm(len(chunk), generator=draw)] for chunk in row] for row in chunks]
     indices, angles = _consume(plan, order)
     stream = partial(_turned, data.train, indices, angles)
-    sizes = [take_a + take_b for _, take_a, _, take_b in plan]
+    sizes = [sum(batch.takes) for batch in plan]
 
     def in_order(count: int, batch_size: int, generator: torch.Generator) -> Iterable[Tensor]:
         ends = accumulate(sizes)  # Only whole minibatches, where `train_limit` cuts the stream.
@@ -78,24 +90,20 @@ def _cut(indices: Tensor) -> list[Tensor]:
     return [indices[at * size : (at + 1) * size] for at in range(CHUNKS)]
 
 
-def _consume(plan: list[tuple[int, int, int, int]], order: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+def _consume(plan: list[Batch], order: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
     """Which image comes when, and at which angle in degrees: two tensors in the order of the stream."""
     totals = [sum(len(chunk) for chunk in row) for row in order]
-    met = [0] * DIGITS  # images of each digit shown so far
-    chunk_at, within = [-1] * DIGITS, [0] * DIGITS
-    indices, angles, pair = [], [], None
-    for a, take_a, b, take_b in plan:
-        if (a, b) != pair:  # A new visit opens the next chunk of both digits.
-            pair = (a, b)
-            for digit in pair:
-                chunk_at[digit], within[digit] = chunk_at[digit] + 1, 0
-        for digit, take in ((a, take_a), (b, take_b)):
-            chunk = order[digit][chunk_at[digit]]
-            indices.append(chunk[within[digit] : within[digit] + take])
-            shown = torch.arange(met[digit], met[digit] + take, dtype=torch.float64)
-            angles.append((digit - 1) * 60.0 + shown * (360.0 / totals[digit]))
-            within[digit] += take
-            met[digit] += take
+    shown = [0] * DIGITS  # images of each digit so far
+    taken: Counter[tuple[int, int]] = Counter()  # of each chunk
+    indices, angles = [], []
+    for batch in plan:
+        for digit, take, chunk in zip(*batch, strict=True):
+            start = taken[digit, chunk]
+            indices.append(order[digit][chunk][start : start + take])
+            turns = torch.arange(shown[digit], shown[digit] + take, dtype=torch.float64)
+            angles.append((digit - 1) * 60.0 + turns * (360.0 / totals[digit]))
+            taken[digit, chunk] += take
+            shown[digit] += take
     return torch.cat(indices), torch.cat(angles)
 
 

@@ -1,0 +1,104 @@
+"""What only a GPU shows: captured steps equal eager ones, a fleet equals its runs alone, no step waits for the host."""
+
+import pytest
+import torch
+
+from holdfast.bench import made_up
+from holdfast.config import RunConfig
+from holdfast.engine import CapturedEngine, Engine
+from holdfast.fleet import run_fleet
+from holdfast.training import choose_device, run, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def short(benchmark: str, method: str, **changes) -> RunConfig:
+    return RunConfig.preset(benchmark, method, buffer_size=40).change(**{"tasks": 1, "epochs": 100, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch):
+    """Kernels that add in a fixed order, so that the same step gives the same bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def weights_after(config: RunConfig, steps: int, engine) -> dict[str, torch.Tensor]:
+    """The model's state after so many steps on made-up data, executed by the engine `engine` makes."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.training.make_engine", engine)
+            running = train(config, made_up(config, samples=200), torch.device("cuda"))
+            for _ in range(steps):
+                next(running)
+        torch.cuda.synchronize()
+        state = running.gi_frame.f_locals["model"].state_dict()
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def eager(learner, device, generators, batch_size):
+    return Engine(learner, device)
+
+
+def captured(learner, device, generators, batch_size):
+    return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=False)
+
+
+@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr"])
+@pytest.mark.parametrize("benchmark", ["rot-mnist", "seq-cifar10"])
+def test_captured_steps_equal_eager_ones(benchmark, method):
+    # 200 samples in batches of 48: a short last batch every fifth step, so several graphs share the generators.
+    config = short(benchmark, method, batch_size=48, replay_size=16, precision="float32")
+    expected, got = weights_after(config, 50, eager), weights_after(config, 50, captured)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_compiled_steps_equal_eager_ones():
+    def compiled(learner, device, generators, batch_size):
+        return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=True)
+
+    config = short("seq-cifar10", "mse", precision="float32")
+    expected, got = weights_after(config, 8, eager), weights_after(config, 8, compiled)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-2, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("method", ["er", "linf"])
+def test_no_step_waits_for_the_host(method):
+    config = short("seq-cifar10", method)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        running = train(config, made_up(config, samples=3200), torch.device("cuda"))
+        for _ in range(30):
+            next(running)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(40):  # the log is read at step 250
+                next(running)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_fleet_gives_each_run_what_it_gets_alone():
+    methods = ("sgd", "er", "mse", "kl")
+    configs = [RunConfig.preset("rot-mnist", m, buffer_size=50, tasks=2, train_limit=3000) for m in methods]
+    together = {outcome.config: outcome.result for outcome in run_fleet(configs, size=4, device="cuda")}
+    for config in configs:
+        alone = run(config, device="cuda")
+        assert torch.equal(together[config].matrix.nan_to_num(), alone.matrix.nan_to_num())
+
+
+def test_a_failing_run_leaves_the_others_untouched():
+    good = RunConfig.preset("rot-mnist", "er", buffer_size=50, tasks=1, train_limit=3000)
+    bad = good.change(lr=1e9, method="mse")
+    outcomes = {outcome.config: outcome for outcome in run_fleet([bad, good], size=2, device="cuda")}
+    assert outcomes[bad].result is None
+    assert "no longer finite" in str(outcomes[bad].error)
+    assert outcomes[good].result.accuracy == run(good, device="cuda").accuracy
+
+
+def test_auto_is_the_gpu():
+    assert choose_device("auto").type == "cuda"
