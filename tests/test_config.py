@@ -184,7 +184,7 @@ def test_methods_with_a_buffer_need_its_size(method):
 def test_methods_without_a_buffer_have_none_however_they_are_made(method):
     assert example(method=method).buffer_size is None
     assert example().change(method=method).buffer_size is None
-    assert RunConfig.preset("rot-mnist", method).parse(["buffer_size=500"]).buffer_size is None
+    assert RunConfig.preset("rot-mnist", method, buffer_size=500).buffer_size is None
 
 
 def test_precision_is_checked():
@@ -233,7 +233,6 @@ def test_title():
         ("train_limit=", "train_limit", None),
         ("train_limit=100", "train_limit", 100),
         ("model=resnet18", "model", "resnet18"),
-        ("method=kl", "method", "kl"),
         ("precision=bfloat16", "precision", "bfloat16"),
     ],
 )
@@ -274,7 +273,9 @@ def test_parse_options_of_the_regularizer():
         ("epochs=0", "epochs must be a whole number of at least 1"),
         ("epochs=none", "epochs must be a number"),
         ("seed=none", "seed must be a number"),
-        ("buffer_size=none", "needs a buffer size"),
+        ("buffer_size=500", "buffer_size decides the preset"),
+        ("method=kl", "method decides the preset"),
+        ("benchmark=mnist-360", "benchmark decides the preset"),
         ("regularizer.temperature=hot", "regularizer.temperature must be a number"),
         ("regularizer.temperature=nan", "regularizer.temperature must be a finite number"),
     ],

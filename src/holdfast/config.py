@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.errors import UsageError
 from holdfast.registry import unknown_name
 
-__all__ = ["PROTOCOL", "WITHOUT_BUFFER", "RunConfig"]
+__all__ = ["PRECISIONS", "PROTOCOL", "WITHOUT_BUFFER", "RunConfig"]
 
 PROTOCOL = 1
 """Raised whenever the same config would mean another computation, so that old results are never mixed with new."""
@@ -114,6 +114,8 @@ class RunConfig:
             key, equals, text = assignment.partition("=")
             if not equals:
                 raise UsageError(f"'{assignment}' is not of the form key=value.")
+            if key in ("benchmark", "method", "buffer_size"):
+                raise UsageError(f"{key} decides the preset, so it cannot be set on top of one; give it as such.")
             if key.startswith("regularizer."):
                 options[key.removeprefix("regularizer.")] = _number(key, text)
             else:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
     """The error for a name that nobody registered, with the nearest known name or, failing that, all of them."""
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}."
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
     return UsageError(f"unknown {kind} '{name}': {hint}")
 
 

@@ -114,10 +114,10 @@ class RunResult:
 
 
 def _plain(value: Any) -> Any:
-    """NaN, which JSON does not have, as None; numbers to ten decimals, beyond which percentages mean nothing."""
+    """NaN, which JSON does not have, as None."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return None if math.isnan(value) else round(value, 10)
+    return None if math.isnan(value) else value
 
 
 def _tensor(values: list[Any]) -> Tensor:

@@ -81,7 +81,7 @@ def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Gene
                 if engine.log.due():
                     progress.losses = _read(engine, progress)
                 yield progress
-        _read(engine, progress)
+        progress.losses = _read(engine, progress)
         clock.lap("training")
         # What has been seen, and the next task for forward transfer; after the last stage that is everything.
         known = tests[: stage + 2] if stage + 1 < len(stages) else tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
-from holdfast.config import RunConfig
+from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.descent import Optimizer
 from holdfast.registry import Registry, unknown_name
@@ -52,6 +53,20 @@ def widen(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def check_weights(**weights: float) -> None:
+    """Weights of loss terms must be finite and not negative."""
+    for name, weight in weights.items():
+        if not math.isfinite(weight) or weight < 0:
+            raise UsageError(f"{name} must be a finite number of at least 0, not {weight!r}.")
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Sizes of draws must be at least 1, or None for as many as observed."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise UsageError(f"{name} must be at least 1, or None for as many samples as observed, not {size}.")
+
+
 class Learner:
     """Base of all learners. A subclass says in `observe` what one step does.
 
@@ -78,6 +93,8 @@ class Learner:
         self.network: Callable[[Tensor], Tensor] = model
         """What computes the model's output in a step: the model, or its compiled form."""
         self.augment: View = augment or (lambda x: x)
+        if precision not in PRECISIONS:
+            raise unknown_name("precision", precision, list(PRECISIONS))
         self.validate = validate
         self.device = next(model.parameters()).device
         self._zero = torch.zeros((), device=self.device)
@@ -99,7 +116,9 @@ class Learner:
                 raise UsageError(f"{len(x)} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
             if len(x) == 0:
                 raise UsageError("a minibatch must have at least one sample.")
-        return x.to(self.device), y.to(self.device)
+            if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+                raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
+        return x.to(self.device), y.to(self.device, torch.int64)
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""

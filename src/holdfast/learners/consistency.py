@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from inspect import signature
 from typing import Self
 
 import torch
@@ -14,9 +15,10 @@ from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, widen
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights, widen
 from holdfast.learners.descent import Optimizer
 from holdfast.models import GroupedForward
+from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 from holdfast.rng import generator as seeded_generator
 
@@ -57,6 +59,8 @@ class ConsistencyReplay(Learner):
     ) -> None:
         super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
         self.regularizer = _regularizer(regularizer, options or {})
+        check_weights(alpha=alpha, beta=beta)
+        check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
         self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
@@ -132,5 +136,10 @@ class ConsistencyReplay(Learner):
 
 
 def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:
+    """The function with its hyper-parameters bound; a name it does not take raises now, not at the first step."""
     function = REGULARIZERS[given] if isinstance(given, str) else given
+    known = list(signature(function).parameters)[2:]  # the first two are the logits
+    for name in options:
+        if name not in known:
+            raise unknown_name("hyper-parameter of the regularizer", name, known)
     return partial(function, **options) if options else function

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights
 from holdfast.learners.descent import Optimizer
 from holdfast.rng import generator as seeded_generator
 
@@ -44,6 +44,8 @@ class ExperienceReplay(Learner):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
+        check_weights(alpha=alpha)
+        check_sizes(replay_size=replay_size)
         self.alpha, self.replay_size = alpha, replay_size
         self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
 

@@ -1,0 +1,173 @@
+"""The command line as a user meets it: what it prints where, its exit codes, and never a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.cli import main
+
+QUICK = ["--tasks", "2", "--set", "train_limit=300", "--device", "cpu"]
+
+
+@pytest.fixture
+def holdfast(monkeypatch, capfd, tmp_path):
+    """Call the command in an empty folder; gives (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capfd.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_run_prints_a_summary_and_keeps_the_result(holdfast, tmp_path):
+    code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK)
+    assert code == 0
+    assert "accuracy (%)" in out
+    assert "saved to" in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {file.name for file in folder.iterdir()} == {"result.json", "logits.safetensors", "weights.safetensors"}
+
+
+def test_json_is_one_object_with_the_promised_keys(holdfast):
+    code, out, _ = holdfast("run", "rot-mnist", "er", "--buffer-size", "50", "--seed", "3", *QUICK, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert (result["benchmark"], result["method"], result["buffer_size"], result["seed"]) == ("rot-mnist", "er", 50, 3)
+    promised = {"accuracy", "accuracy_matrix", "forward_transfer", "backward_transfer", "forgetting", "seconds"}
+    assert promised | {"fingerprint"} <= set(result)
+    assert 0 <= result["accuracy"] <= 100
+
+
+def test_a_result_that_is_there_is_shown_not_computed_again(holdfast):
+    first = json.loads(holdfast("run", "seq-mnist", "l1", "--set", "train_limit=200", "--json")[1])
+    code, out, err = holdfast("run", "seq-mnist", "l1", "--set", "train_limit=200", "--json")
+    assert code == 0
+    assert json.loads(out) == first
+    assert "--force" in err
+
+
+def test_the_same_config_gives_the_same_numbers_again(holdfast):
+    def numbers():
+        result = json.loads(holdfast("run", "rot-mnist", "linf", *QUICK, "--force", "--json")[1])
+        return [result[key] for key in ("accuracy_matrix", "task_il_matrix", "untrained", "fingerprint")]
+
+    assert numbers() == numbers()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "rot-mnist", "msee"], 2, "unknown method 'msee': did you mean 'mse'?"),
+        (["run", "rot-mnits", "mse"], 2, "unknown benchmark 'rot-mnits': did you mean 'rot-mnist'?"),
+        (["run", "rot-mnist", "mse", "--set", "learning_rate=1"], 2, "unknown setting 'learning_rate'"),
+        (["run", "rot-mnist", "mse", "--set", "lr"], 2, "'lr' is not of the form key=value"),
+        (["run", "rot-mnist", "mse", "--set", "lr=fast"], 2, "lr must be a number"),
+        (["run", "rot-mnist", "mse", "--set", "buffer_size=9"], 2, "buffer_size decides the preset"),
+        (["run", "rot-mnist", "simclr", "--set", "regularizer.temprature=1"], 2, "did you mean 'temperature'?"),
+        (["run", "rot-mnist", "mse", "--set", "regularizer.temperature=1"], 2, "unknown hyper-parameter"),
+        (["run", "rot-mnist", "mse", "--buffer-size", "0"], 2, "buffer size must be a whole number of at least 1"),
+        (["run", "rot-mnist", "mse", "--buffer-size", "-5"], 2, "buffer size must be a whole number of at least 1"),
+        (["run", "rot-mnist", "mse", "--precision", "float16"], 2, "unknown precision 'float16'"),
+        (["run", "rot-mnist", "mse", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["run", "rot-mnist", "mse", "--set", "model=resnet"], 2, "unknown model 'resnet': did you mean 'resnet18'?"),
+        (["run", "seq-mnist", "mse", "--tasks", "3"], 2, "10 classes cannot be split into 3 equal tasks"),
+        (["run", "rot-mnist", "mse", "--plugin", "no_such_module"], 1, "plugin 'no_such_module' could not be imported"),
+        (["run", "rot-mnist"], 2, "Missing argument"),
+        (["run", "rot-mnist", "mse", "--no-such-option"], 2, "No such option"),
+        (["list", "methodes"], 2, "did you mean 'methods'?"),
+        (["data", "mnits"], 2, "unknown data set 'mnits': did you mean 'mnist'?"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_bad_usage_is_one_clear_message(holdfast, arguments, code, says):
+    got, out, err = holdfast(*arguments)
+    assert got == code
+    assert says in " ".join(err.split())
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_a_loss_that_is_not_finite_names_step_task_and_terms(holdfast, tmp_path):
+    code, _, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--set", "lr=1e6")
+    assert code == 1
+    assert "no longer finite at step" in err
+    assert "task 1" in err
+    assert "consistency" in err
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_an_output_folder_that_cannot_be_written_is_found_out_before_training(holdfast, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    code, _, err = holdfast("run", "rot-mnist", "mse", "--out", "taken")
+    assert code == 1
+    assert "nothing can be written to taken" in err
+
+
+def test_data_that_is_not_there_says_which_file_to_put_where(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    code, _, err = holdfast("run", "seq-cifar10", "er", "--data", str(tmp_path / "data"))
+    assert code == 1
+    assert "cifar-10-python.tar.gz" in err
+    assert str(tmp_path / "data") in "".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_altered_data_is_refused(holdfast, tmp_path):
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"]:
+        (folder / name).write_bytes(b"altered")
+    code, _, err = holdfast("run", "seq-cifar10", "er", "--data", str(tmp_path / "data"))
+    assert code == 1
+    assert "checksum" in err
+
+
+def test_list_shows_what_a_plugin_registers(holdfast, tmp_path):
+    (tmp_path / "my_plugin.py").write_text(
+        "import torch, holdfast as hf\n"
+        "@hf.REGULARIZERS.register('huber-test', 'Huber distance')\n"
+        "def huber(current, stored):\n"
+        "    return torch.nn.functional.huber_loss(current, stored)\n"
+    )
+    command = [sys.executable, "-m", "holdfast"]
+    listed = subprocess.run([*command, "list", "methods", "--plugin", "my_plugin"], cwd=tmp_path, capture_output=True)
+    assert b"huber-test" in listed.stdout
+    ran = subprocess.run(
+        [*command, "run", "rot-mnist", "huber-test", "--plugin", "my_plugin", *QUICK, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["method"] == "huber-test"
+
+
+def test_list_and_data_show_everything(holdfast, tmp_path):
+    _, listed, _ = holdfast("list")
+    for name in ("seq-tinyimagenet", "mnist-360", "barlow", "joint"):
+        assert name in listed
+    code, shown, _ = holdfast("data", "--data", str(tmp_path))
+    assert code == 0
+    assert "bundled" in shown
+    assert "missing" in shown
+
+
+def test_demo_compares_and_draws(holdfast, tmp_path):
+    code, out, _ = holdfast("demo", "--tasks", "2", "--train-limit", "300")
+    assert code == 0
+    for method in ("sgd", "er", "l2", "mse"):
+        assert method in out
+    picture = tmp_path / "holdfast-demo" / "accuracy-over-tasks.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_version(holdfast):
+    assert holdfast("--version")[1].strip().count(".") == 2

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.fleet import run_fleet
+from holdfast.training import run
+
+
+def short(method: str, **changes) -> RunConfig:
+    return RunConfig.preset("rot-mnist", method, buffer_size=50, tasks=2, train_limit=400, **changes)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, None])
+def test_each_run_of_a_fleet_gives_what_it_gives_alone(size):
+    configs = [short("sgd"), short("er", seed=1), short("mse")]
+    steps = []
+    outcomes = list(run_fleet(configs, size=size, device="cpu", on_step=lambda progress: steps.append(progress.config)))
+    assert {outcome.config for outcome in outcomes} == set(configs)
+    assert set(steps) == set(configs)
+    for outcome in outcomes:
+        alone = run(outcome.config, device="cpu")
+        assert outcome.error is None
+        assert torch.equal(outcome.result.matrix.nan_to_num(), alone.matrix.nan_to_num())
+        assert all(torch.equal(alone.weights[name], tensor) for name, tensor in outcome.result.weights.items())
+
+
+def test_a_run_that_fails_leaves_the_others_untouched():
+    bad, unknown, good = short("mse", lr=1e6), short("mse", model="resnet81"), short("er")
+    outcomes = {outcome.config: outcome for outcome in run_fleet([bad, unknown, good], size=3, device="cpu")}
+    assert "no longer finite" in str(outcomes[bad].error)
+    assert isinstance(outcomes[unknown].error, UsageError)
+    assert outcomes[good].result.accuracy == run(good, device="cpu").accuracy
+
+
+def test_an_empty_fleet_ends_at_once():
+    assert list(run_fleet([], device="cpu")) == []
