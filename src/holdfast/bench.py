@@ -6,6 +6,7 @@ import multiprocessing
 import resource
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +17,22 @@ from holdfast.benchmarks import Benchmark, Task
 from holdfast.benchmarks import build as build_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
+from holdfast.fleet import Member
+from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.training import train
 
-__all__ = ["CompleteRun", "complete_run", "floor_step", "made_up", "side_by_side", "steps_per_second"]
+__all__ = [
+    "CompleteRun",
+    "DeviceRate",
+    "complete_run",
+    "device_rates",
+    "floor_step",
+    "made_up",
+    "side_by_side",
+    "step_operations",
+    "steps_per_second",
+]
 
 SHAPES = {
     "seq-mnist": ((1, 28, 28), 10),
@@ -139,6 +152,83 @@ def steps_per_second(
     for _ in range(steps):
         next(running)
     return steps / (time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class DeviceRate:
+    """How fast a number of runs train together on a GPU."""
+
+    benchmark: str
+    method: str
+    runs: int
+    steps_per_second: float
+    """Of all runs together."""
+    tflops: float
+    """Arithmetic of the networks' forward and backward passes, in 10^12 operations per second."""
+    peak_share: float
+    """`tflops` over the rate of a large bfloat16 matrix product on the same device, 0 to 1."""
+    ready_seconds: float
+    """From the start of the last run added until all ran at full speed, compilation included."""
+    memory_mb: float
+    """Device memory per run."""
+
+
+def device_rates(
+    benchmark: str, method: str, sizes: Sequence[int] = (1, 2, 4, 8), *, steps: int = 400, buffer_size: int = 200
+) -> Iterator[DeviceRate]:
+    """Rates of one run alone and of fleets on a GPU, on data made up on the spot."""
+    device = torch.device("cuda")
+    config = RunConfig.preset(benchmark, method, buffer_size=buffer_size).change(epochs=10_000, tasks=1)
+    work, peak = step_operations(config), matrix_peak(device)
+    data = made_up(config)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    members: list[Member] = []
+    for size in sizes:
+        began = time.perf_counter()
+        while len(members) < size:
+            members.append(Member(config.change(seed=len(members)), data, device))
+        _timed(members, 40)  # fills the buffers, compiles, captures
+        ready = time.perf_counter() - began
+        rate = size * steps / _timed(members, steps)
+        memory = (torch.cuda.memory_reserved(device) - before) / size / 1e6
+        yield DeviceRate(benchmark, method, size, rate, rate * work / 1e12, rate * work / peak, ready, memory)
+
+
+def _timed(members: list[Member], steps: int) -> float:
+    """Seconds that `steps` steps of each member take, until the device has done them."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        for member in members:
+            member.step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def step_operations(config: RunConfig) -> float:
+    """Floating-point operations of one step's forward and backward pass; backward counts as two forward passes."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape, classes = SHAPES[config.benchmark]
+    model = MODELS[config.model](shape, classes).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, *shape))
+    draws = {"sgd": 0, "joint": 0, "er": config.replay_size}.get(config.method, config.replay_size + config.batch_size)
+    return 3.0 * counter.get_total_flops() * (config.batch_size + draws)
+
+
+def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> float:
+    """Operations per second of a large bfloat16 matrix product on random numbers."""
+    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    for _ in range(3):
+        matrix @ matrix
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        matrix @ matrix
+    torch.cuda.synchronize(device)
+    return repeats * 2 * side**3 / (time.perf_counter() - began)
 
 
 def side_by_side(jobs: int = 2, steps: int = 2000) -> tuple[float, float]:

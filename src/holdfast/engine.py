@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -63,6 +64,8 @@ class Engine:
     def __init__(self, learner: Learner, device: torch.device, *, interval: int = 50) -> None:
         self.learner, self.device = learner, device
         self.log = LossLog(device, interval)
+        self.at_full_speed: float | None = None
+        """When (time.perf_counter) steps began to run as fast as they will: nothing left to compile or capture."""
         self._images = self._labels = torch.empty(0)
 
     def load(self, data: ImageSet, classes: int) -> None:
@@ -75,6 +78,7 @@ class Engine:
         """One step on these samples."""
         self._execute(indices)
         self.log.steps += 1
+        self.at_full_speed = self.at_full_speed or time.perf_counter()
 
     def _execute(self, indices: Tensor) -> None:
         losses = self.learner.observe(self._images.index_select(0, indices), self._labels.index_select(0, indices))
@@ -126,11 +130,6 @@ class CapturedEngine(Engine):
         self._pool = torch.cuda.graph_pool_handle()
         self._capturable = True
 
-    @property
-    def at_full_speed(self) -> bool:
-        """Whether steps on full batches are replayed by now."""
-        return any(size == self._batch_size for size, _ in self._graphs)
-
     def load(self, data: ImageSet, classes: int) -> None:
         """Make `data` the training data of the steps that follow."""
         images, labels = self._images, self._labels
@@ -173,6 +172,7 @@ class CapturedEngine(Engine):
             self._execute(indices)
         else:
             self._graphs[key].graph.replay()
+            self.at_full_speed = self.at_full_speed or (time.perf_counter() if usual else None)
 
     def _capture(self, indices: Tensor) -> _Graph:
         """Record a step without executing it."""

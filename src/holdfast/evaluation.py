@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from holdfast.augment import View
 from holdfast.data import ImageSet
 
-__all__ = ["Exam", "Row", "evaluate", "predict"]
+__all__ = ["Exam", "Row", "evaluate", "grade", "predict"]
 
 BATCH_ELEMENTS = {"cpu": 2_000_000, "cuda": 16_000_000}
 """Input numbers a batch: on a CPU what its caches like, on a GPU what fills it."""
 
 
 class Exam(NamedTuple):
-    """A task's test images with the classes a Task-IL evaluation chooses from (C,) bool, on one device."""
+    """A task's test images on one device, and the classes a Task-IL evaluation chooses from: (C,) bool, None for all."""
 
     images: ImageSet
-    mask: Tensor
+    mask: Tensor | None
 
 
 class Row(NamedTuple):
@@ -49,13 +49,18 @@ def predict(model: nn.Module, images: Tensor, view: View, precision: str = "floa
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, tests: Sequence[Exam], view: View, precision: str = "float32") -> Row:
-    """One row of the accuracy matrix; waits for the device once."""
+def grade(logits: Sequence[Tensor], exams: Sequence[Exam]) -> Row:
+    """One row of the accuracy matrix from the logits on each test set; waits for the device once."""
     hits = []
-    for (images, labels), mask in tests:
-        logits = predict(model, images, view, precision)
-        overall = (logits.argmax(dim=1) == labels).double().mean()
-        within = (logits.masked_fill(~mask, -torch.inf).argmax(dim=1) == labels).double().mean()
+    for answers, ((_, labels), mask) in zip(logits, exams, strict=True):
+        overall = within = (answers.argmax(dim=1) == labels).double().mean()
+        if mask is not None:
+            within = (answers.masked_fill(~mask, -torch.inf).argmax(dim=1) == labels).double().mean()
         hits.append(torch.stack([overall, within]))
     class_il, task_il = (100 * torch.stack(hits)).T.tolist()
     return Row(class_il, task_il)
+
+
+def evaluate(model: nn.Module, exams: Sequence[Exam], view: View, precision: str = "float32") -> Row:
+    """One row of the accuracy matrix."""
+    return grade([predict(model, exam.images.images, view, precision) for exam in exams], exams)

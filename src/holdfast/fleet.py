@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.results import RunResult
 from holdfast.training import Progress, choose_device, train
 
-__all__ = ["Outcome", "run_fleet"]
+__all__ = ["Member", "Outcome", "run_fleet"]
 
 
 class Outcome(NamedTuple):
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     error: HoldfastError | None
 
 
-class _Member:
+class Member:
     """One run on its own stream."""
 
     def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:
@@ -96,13 +96,13 @@ def run_fleet(
     throughput of all runs together still rises.
     """
     target = choose_device(device)
-    waiting, active = deque(configs), list[_Member]()
+    waiting, active = deque(configs), list[Member]()
     wanted = _Size(size, target)
     while waiting or active:
         while waiting and len(active) < wanted.now:
             config = waiting.popleft()
             try:
-                active.append(_Member(config, build_benchmark(config, data_root(data)), target))
+                active.append(Member(config, build_benchmark(config, data_root(data)), target))
             except HoldfastError as error:
                 yield Outcome(config, None, error)
         for member in list(active):

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from holdfast.benchmarks import Benchmark, shuffled
+from holdfast.benchmarks import Benchmark, Task, shuffled
 from holdfast.benchmarks import build as build_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
 from holdfast.engine import Engine, make_engine
 from holdfast.errors import TrainingError, UsageError
-from holdfast.evaluation import Exam, evaluate, predict
-from holdfast.learners import Parts, PlainSgd
+from holdfast.evaluation import Exam, evaluate, grade, predict
+from holdfast.learners import Learner, Parts, PlainSgd
 from holdfast.learners import build as build_learner
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.results import RunResult, environment
@@ -48,21 +48,14 @@ class Progress:
 def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Generator[Progress, None, RunResult]:
     """Train and evaluate as `config` says; yields after every step and returns the result."""
     clock = _Clock()
-    model = build_model(config, benchmark).to(device)
-    if device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as tensor cores want it
-    optimizer = PlainSgd(model.parameters(), config.lr)
-    order, augment, buffer = (generator(config.seed, name, device) for name in ("order", "augment", "buffer"))
-    learner = build_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer))
-    engine = make_engine(learner, device, (augment, buffer), config.batch_size)
-
+    model, learner, order, engine = _prepare(config, benchmark, device)
     stages: list[Callable[[], ImageSet]] = [task.train for task in benchmark.tasks]
     batches = benchmark.batches
     if learner.all_at_once:
         stages, batches = [benchmark.joint], shuffled
-    tests = [_on_device(task.test, task.classes, benchmark.classes, device) for task in benchmark.tasks]
-    untrained = evaluate(model, tests, benchmark.normalize, config.precision).class_il
-    matrices = torch.full((2, len(stages), len(tests)), torch.nan, dtype=torch.float64)
+    exams = [_exam(task, benchmark.classes, device) for task in benchmark.tasks]
+    untrained = evaluate(model, exams, benchmark.normalize, config.precision)
+    matrices = torch.full((2, len(stages), len(exams)), torch.nan, dtype=torch.float64)
     progress = Progress(config, len(stages))
     clock.lap("setup")
 
@@ -84,26 +77,38 @@ def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Gene
         progress.losses = _read(engine, progress)
         clock.lap("training")
         # What has been seen, and the next task for forward transfer; after the last stage that is everything.
-        known = tests[: stage + 2] if stage + 1 < len(stages) else tests
-        row = evaluate(model, known, benchmark.normalize, config.precision)
+        known = exams[: stage + 2] if stage + 1 < len(stages) else exams
+        logits = [predict(model, exam.images.images, benchmark.normalize, config.precision) for exam in known]
+        row = grade(logits, known)
         matrices[:, stage, : len(known)] = torch.tensor(row, dtype=torch.float64)
         progress.row = row.class_il
         clock.lap("evaluation")
         yield progress
 
-    logits = _final_logits(model, tests, benchmark, config.precision)
-    clock.lap("evaluation")
     return RunResult(
         config=config,
         matrix=matrices[0],
         task_matrix=matrices[1],
-        untrained=torch.tensor(untrained, dtype=torch.float64),
+        untrained=torch.tensor(untrained.class_il, dtype=torch.float64),
         seconds=clock.total(),
-        timing={**clock.seconds, "steps": progress.step, "steps_per_second": progress.step / clock.seconds["training"]},
+        timing=clock.seconds | _rates(engine, clock, progress.step),
         environment=environment(device),
-        logits=logits,
+        logits=_answers(logits, exams),
         weights={name: tensor.cpu().clone().contiguous() for name, tensor in model.state_dict().items()},
     )
+
+
+def _prepare(
+    config: RunConfig, benchmark: Benchmark, device: torch.device
+) -> tuple[nn.Module, Learner, torch.Generator, Engine]:
+    """The network, the learner around it, the generator of the order of samples, and the engine."""
+    model = build_model(config, benchmark).to(device)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as tensor cores want it
+    order, augment, buffer = (generator(config.seed, name, device) for name in ("order", "augment", "buffer"))
+    optimizer = PlainSgd(model.parameters(), config.lr)
+    learner = build_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer))
+    return model, learner, order, make_engine(learner, device, (augment, buffer), config.batch_size)
 
 
 def build_model(config: RunConfig, benchmark: Benchmark) -> nn.Module:
@@ -160,19 +165,29 @@ def _read(engine: Engine, progress: Progress) -> dict[str, float]:
         raise TrainingError(f"{progress.config.title}, task {progress.task + 1}: {error}") from None
 
 
-def _on_device(test: ImageSet, classes: tuple[int, ...], outputs: int, device: torch.device) -> Exam:
+def _exam(task: Task, outputs: int, device: torch.device) -> Exam:
+    """A task's test set on the device."""
     mask = torch.zeros(outputs, dtype=torch.bool)
-    mask[list(classes)] = True
-    return Exam(ImageSet(test.images.to(device), test.labels.to(device)), mask.to(device))
+    mask[list(task.classes)] = True
+    images = ImageSet(task.test.images.to(device), task.test.labels.to(device))
+    return Exam(images, None if mask.all() else mask.to(device))
 
 
-def _final_logits(model: nn.Module, tests: list[Exam], benchmark: Benchmark, precision: str) -> dict[str, Tensor]:
-    """Logits and labels of every test set, by name, for the analyses."""
-    kept = {}
-    for number, (images, _) in enumerate(tests):
-        kept[f"logits.{number}"] = predict(model, images.images, benchmark.normalize, precision).cpu()
-        kept[f"labels.{number}"] = images.labels.cpu().clone()  # tasks may share them; files may not
-    return kept
+def _answers(logits: list[Tensor], exams: list[Exam]) -> dict[str, Tensor]:
+    """The final logits and the labels of every test set, by name, for the analyses."""
+    kept = {f"logits.{number}": answers.cpu() for number, answers in enumerate(logits)}
+    # Tasks may share their labels; tensors in a file may not.
+    labels = {f"labels.{number}": exam.images.labels.cpu().clone() for number, exam in enumerate(exams)}
+    return kept | labels
+
+
+def _rates(engine: Engine, clock: _Clock, steps: int) -> dict[str, float]:
+    """Steps, steps per second of training, and seconds from the start until steps ran at full speed."""
+    return {
+        "steps": steps,
+        "steps_per_second": steps / clock.seconds["training"],
+        "until_full_speed": (engine.at_full_speed or clock.last) - clock.start,
+    }
 
 
 @contextmanager

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holdfast import bench
-from holdfast.cli.app import DataRoot, Json, app
+from holdfast.cli.app import DataRoot, Device, Json, app
 from holdfast.data import data_root
 from holdfast.display import errors, output, table
+from holdfast.training import choose_device
 
 __all__: list[str] = []
 
 
 @app.command("bench")
 def bench_command(
+    device: Device = "auto",
     data: DataRoot = None,
-    tasks: Annotated[int, typer.Option(help="Tasks of the complete rot-mnist run.", min=1)] = 20,
+    tasks: Annotated[int, typer.Option(help="Tasks of the complete rot-mnist run (CPU).", min=1)] = 20,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: steps per second, and a complete run against the floor of its matrix products."""
+    """Measure this machine: steps per second, against the floor of the bare matrix products."""
+    if choose_device(device).type == "cuda":
+        _bench_gpu(as_json)
+    else:
+        _bench_cpu(data_root(data), tasks, as_json)
+
+
+def _bench_cpu(root: Path, tasks: int, as_json: bool) -> None:
     with errors.status("a complete rot-mnist mse run beside its bare matrix products ..."):
-        whole = bench.complete_run(root=data_root(data), tasks=tasks)
+        whole = bench.complete_run(root=root, tasks=tasks)
     with errors.status("steps per second ..."):
         rates = {m: bench.steps_per_second("rot-mnist", m, steps=1000) for m in ("sgd", "er", "mse", "simclr")}
     with errors.status("two runs side by side ..."):
@@ -43,6 +54,30 @@ def bench_command(
     output.print(table(f"rot-mnist mse, {whole.steps:,} steps, one thread", ("", "seconds", "x floor"), rows))
     output.print(table("steps per second, rot-mnist", ("method", "steps/s"), list(rates.items())))
     output.print(f"peak memory {whole.peak_memory_mb:,.0f} MB")
-    output.print(
-        f"two runs at once: {together:,.0f} steps/s each, {100 * (1 - together / alone):.0f} % less than alone"
-    )
+    loss = 100 * (1 - together / alone)
+    output.print(f"two runs at once: {together:,.0f} steps/s each, {loss:.0f} % less than alone")
+
+
+GPU_CASES = (
+    ("rot-mnist", "mse"),
+    ("seq-cifar10", "er"),
+    ("seq-cifar10", "mse"),
+    ("seq-cifar100", "mse"),
+    ("seq-tinyimagenet", "mse"),
+)
+
+
+def _bench_gpu(as_json: bool) -> None:
+    rates = []
+    for benchmark, method in GPU_CASES:
+        with errors.status(f"{benchmark} {method}: compiling, then alone and in fleets ..."):
+            rates += list(bench.device_rates(benchmark, method))
+    if as_json:
+        print(json.dumps({"device_rates": [asdict(rate) for rate in rates]}))
+        return
+    columns = ("benchmark", "method", "runs", "steps/s", "TFLOP/s", "% of peak", "ready (s)", "MB a run")
+    rows = [
+        (r.benchmark, r.method, r.runs, r.steps_per_second, r.tflops, 100 * r.peak_share, r.ready_seconds, r.memory_mb)
+        for r in rates
+    ]
+    output.print(table("runs together on one GPU", columns, rows, left=2))

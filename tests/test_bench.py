@@ -1,0 +1,42 @@
+import pytest
+
+from holdfast.bench import SHAPES, complete_run, floor_step, made_up, step_operations, steps_per_second
+from holdfast.benchmarks import BENCHMARKS
+from holdfast.config import RunConfig
+from holdfast.testing import check_benchmark
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_made_up_data_has_the_shapes_of_the_benchmark(name):
+    config = RunConfig.preset(name, "mse", buffer_size=50, tasks=1)
+    benchmark = made_up(config, samples=40)
+    assert (benchmark.shape, benchmark.classes) == SHAPES[name]
+    assert benchmark.tasks[0].train().images.shape == (40, *benchmark.shape)
+
+
+def test_every_benchmark_has_a_shape_to_be_timed_with():
+    assert set(SHAPES) == {name for name in BENCHMARKS if not name.startswith("test-")}
+
+
+def test_made_up_data_keeps_the_contract():
+    check_benchmark(lambda config, root: made_up(config, samples=64), RunConfig.preset("rot-mnist", "sgd", tasks=2))
+
+
+def test_operations_of_a_step_by_hand():
+    # 2 operations per weight and sample forward, twice that backward, on 3 x 128 samples.
+    weights = 784 * 100 + 100 * 100 + 100 * 10
+    assert step_operations(RunConfig.preset("rot-mnist", "mse")) == 6 * weights * 384
+    assert step_operations(RunConfig.preset("rot-mnist", "sgd")) == 6 * weights * 128
+
+
+def test_a_complete_run_is_the_sum_of_its_parts(tmp_path):
+    whole = complete_run(root=tmp_path, tasks=2)
+    assert whole.steps == 2 * 469
+    assert whole.seconds == pytest.approx(whole.training + whole.evaluation + whole.data + whole.setup, rel=0.05)
+    assert whole.to_json()["ratio"] == whole.seconds / whole.floor_seconds > 1
+    assert whole.peak_memory_mb > 100
+
+
+def test_rates_are_positive():
+    assert floor_step(16, 3) > 0
+    assert steps_per_second("seq-mnist", "er", steps=5) > 0
