@@ -108,7 +108,8 @@ def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tas
     benchmark = build_benchmark(config, root)
     floor_step(rows, 50)
     floors: list[float] = []
-    aside = 0.0
+    aside: list[float] = []
+    evaluated = None
     steps = train(config, benchmark, torch.device("cpu"))
     while True:
         try:
@@ -116,18 +117,19 @@ def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tas
         except StopIteration as end:
             result: RunResult = end.value
             break
-        if progress.row is not None and len(floors) <= progress.task:
+        if progress.row is not evaluated:  # a task is finished
+            evaluated = progress.row
             began = time.perf_counter()
             floors.append(floor_step(rows, 100))
-            aside += time.perf_counter() - began
+            aside.append(time.perf_counter() - began)
     timing = result.timing
     return CompleteRun(
         steps=int(timing["steps"]),
-        seconds=result.seconds - aside,
+        seconds=result.seconds - sum(aside),
         floor_seconds=timing["steps"] * sum(floors) / len(floors),
         training=timing["training"],
         evaluation=timing["evaluation"],
-        data=timing["data"] - aside,
+        data=timing["data"] - sum(aside[:-1]),  # the loop was making the next task when it was paused
         setup=timing["setup"],
         peak_memory_mb=peak_memory_mb(),
     )
@@ -215,7 +217,7 @@ def step_operations(config: RunConfig) -> float:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, *shape))
     draws = {"sgd": 0, "joint": 0, "er": config.replay_size}.get(config.method, config.replay_size + config.batch_size)
-    return 3.0 * counter.get_total_flops() * (config.batch_size + draws)
+    return 3.0 * float(counter.get_total_flops()) * (config.batch_size + draws)
 
 
 def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> float:
@@ -228,7 +230,7 @@ def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> fl
     for _ in range(repeats):
         matrix @ matrix
     torch.cuda.synchronize(device)
-    return repeats * 2 * side**3 / (time.perf_counter() - began)
+    return repeats * 2.0 * float(side) ** 3 / (time.perf_counter() - began)
 
 
 def side_by_side(jobs: int = 2, steps: int = 2000) -> tuple[float, float]:

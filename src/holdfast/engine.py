@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +24,8 @@ from holdfast.learners import BfloatTwin, Learner, Losses, PlainSgd
 __all__ = ["CapturedEngine", "Engine", "LossLog", "make_engine", "prepare_cuda"]
 
 log = logging.getLogger(__name__)
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of mallopt's parameters in malloc.h
 
 
 class LossLog:
@@ -210,10 +216,25 @@ def make_engine(
 ) -> Engine:
     """The engine for a device: eager on a CPU, captured on a GPU; networks with convolutions are compiled there."""
     if device.type != "cuda":
+        prepare_cpu()
         return Engine(learner, device)
     prepare_cuda()
     convolutions = any(isinstance(module, nn.Conv2d) for module in learner.model.modules())
     return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=convolutions)
+
+
+@cache
+def prepare_cpu() -> None:
+    """Process-wide: keep freed memory instead of handing it back to the system and faulting it in again.
+
+    A step allocates and frees a few megabytes; by default glibc returns them every time, which cost 200 page faults
+    and an eighth of the time of a rot-mnist step.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(MMAP_THRESHOLD, 1 << 30)
+            libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def prepare_cuda() -> None:

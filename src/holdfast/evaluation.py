@@ -19,7 +19,7 @@ BATCH_ELEMENTS = {"cpu": 2_000_000, "cuda": 16_000_000}
 
 
 class Exam(NamedTuple):
-    """A task's test images on one device, and the classes a Task-IL evaluation chooses from: (C,) bool, None for all."""
+    """A task's test images on one device, and the classes Task-IL chooses from: (C,) bool, None for all."""
 
     images: ImageSet
     mask: Tensor | None
