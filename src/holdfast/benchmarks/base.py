@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from holdfast.augment import CropFlip, Normalize, View
 from holdfast.config import RunConfig
-from holdfast.data import ImageSet
+from holdfast.data import Dataset, ImageSet
+from holdfast.data import load as load_data
 from holdfast.errors import UsageError
 from holdfast.registry import Registry
 
-__all__ = ["BENCHMARKS", "Benchmark", "Task", "build", "shuffled"]
+__all__ = ["BENCHMARKS", "Benchmark", "Task", "build", "load", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Benchmark:
         """The training data of all tasks at once."""
         parts = [task.train() for task in self.tasks]
         return ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+@lru_cache(maxsize=2)
+def load(name: str, root: Path) -> Dataset:
+    """The data set `name`, read once for all runs of a process that use it; nobody writes to it."""
+    return load_data(name, root)
 
 
 BENCHMARKS: Registry[Callable[[RunConfig, Path], Benchmark]] = Registry("benchmark")

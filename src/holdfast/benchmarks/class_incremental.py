@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from holdfast.augment import Normalize
-from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task
+from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, load
 from holdfast.config import RunConfig
-from holdfast.data import Dataset, ImageSet, load
+from holdfast.data import Dataset, ImageSet
 from holdfast.errors import UsageError
 
 __all__ = ["split_by_class"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task
+from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, load
 from holdfast.benchmarks.rotation import rotate
 from holdfast.config import RunConfig
-from holdfast.data import ImageSet, load
+from holdfast.data import ImageSet
 from holdfast.rng import generator
 
 __all__: list[str] = []

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task
+from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, load
 from holdfast.benchmarks.rotation import rotate_each
 from holdfast.config import RunConfig
-from holdfast.data import ImageSet, load
+from holdfast.data import ImageSet
 from holdfast.rng import generator
 
 __all__ = ["Batch", "plan_batches"]
