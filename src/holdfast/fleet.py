@@ -102,7 +102,7 @@ def run_fleet(
         while waiting and len(active) < wanted.now:
             config = waiting.popleft()
             try:
-                active.append(Member(config, build_benchmark(config, data_root(data)), target))
+                active.append(Member(config, build_benchmark(config, data_root(data), target), target))
             except HoldfastError as error:
                 yield Outcome(config, None, error)
         for member in list(active):

@@ -133,7 +133,7 @@ def run(
     torch's own choice for larger networks.
     """
     target = choose_device(device)
-    benchmark = benchmark or build_benchmark(config, data_root(data))
+    benchmark = benchmark or build_benchmark(config, data_root(data), target)
     with _threads(threads or (1 if config.model == "mlp" else torch.get_num_threads())), _own_stream(target):
         steps = train(config, benchmark, target)
         while True:

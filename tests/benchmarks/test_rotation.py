@@ -75,3 +75,12 @@ def test_originals_stay_as_they_were():
 def test_parts_of_larger_tensors():
     images = noise(40, 28)[::2]
     assert torch.equal(rotate(images, 77.7), by_pillow(images, [77.7] * 20))
+
+
+def test_the_way_for_gpus_gives_the_same(monkeypatch):
+    from holdfast.benchmarks import rotation
+
+    images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = [rotate(images, angle) for angle in (0.0, 33.3, 179.9)]
+    monkeypatch.setattr(rotation, "_gather_cpu", rotation._gather)
+    assert all(torch.equal(rotate(images, a), e) for a, e in zip((0.0, 33.3, 179.9), expected, strict=True))

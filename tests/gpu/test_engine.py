@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from holdfast.bench import made_up
+from holdfast.benchmarks import build
 from holdfast.config import RunConfig
 from holdfast.engine import CapturedEngine, Engine
 from holdfast.fleet import run_fleet
@@ -48,13 +49,13 @@ def captured(learner, device, generators, batch_size):
 
 
 @pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr"])
-@pytest.mark.parametrize("benchmark", ["rot-mnist", "seq-cifar10"])
-def test_captured_steps_equal_eager_ones(benchmark, method):
+@pytest.mark.parametrize("name", ["rot-mnist", "seq-cifar10"])
+def test_captured_steps_equal_eager_ones(name, method):
     # 200 samples in batches of 48: a short last batch every fifth step, so several graphs share the generators.
-    config = short(benchmark, method, batch_size=48, replay_size=16, precision="float32")
+    config = short(name, method, batch_size=48, replay_size=16, precision="float32")
     expected, got = weights_after(config, 50, eager), weights_after(config, 50, captured)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+    for part, tensor in expected.items():
+        torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
 
 
 def test_compiled_steps_equal_eager_ones():
@@ -102,3 +103,14 @@ def test_a_failing_run_leaves_the_others_untouched():
 
 def test_auto_is_the_gpu():
     assert choose_device("auto").type == "cuda"
+
+
+@pytest.mark.parametrize("name", ["rot-mnist", "perm-mnist", "mnist-360", "seq-mnist"])
+def test_tasks_made_on_the_gpu_are_those_made_on_the_cpu(name, tmp_path):
+    config = RunConfig.preset(name, "sgd", tasks=None, train_limit=2000)
+    here, there = (build(config, tmp_path, torch.device(device)) for device in ("cpu", "cuda"))
+    for ours, theirs in zip(here.tasks[:3], there.tasks[:3], strict=True):
+        assert theirs.test.images.is_cuda
+        assert torch.equal(ours.test.images, theirs.test.images.cpu())
+        assert torch.equal(ours.train().images, theirs.train().images.cpu())
+        assert torch.equal(ours.train().labels, theirs.train().labels.cpu())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,9 @@ from holdfast.errors import UsageError
 from holdfast.registry import Registry
 
 __all__ = ["BENCHMARKS", "Benchmark", "Task", "build", "load", "shuffled"]
+
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,34 @@ class Benchmark:
         return ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
 
 
-@lru_cache(maxsize=2)
+_device: ContextVar[torch.device] = ContextVar("device", default=CPU)
+
+
 def load(name: str, root: Path) -> Dataset:
-    """The data set `name`, read once for all runs of a process that use it; nobody writes to it."""
-    return load_data(name, root)
+    """The data set `name` on the device that `build` was called for, so that tasks are made there.
+
+    Read once for all runs of a process; nobody writes to it.
+    """
+    return _load(name, root, _device.get())
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, root: Path, device: torch.device) -> Dataset:
+    data = load_data(name, root)
+    train, test = (ImageSet(part.images.to(device), part.labels.to(device)) for part in (data.train, data.test))
+    return data._replace(train=train, test=test)
 
 
 BENCHMARKS: Registry[Callable[[RunConfig, Path], Benchmark]] = Registry("benchmark")
 
 
-def build(config: RunConfig, root: Path) -> Benchmark:
-    """The benchmark of a run, with `train_limit` applied and labels checked."""
-    benchmark = BENCHMARKS[config.benchmark](config, root)
+def build(config: RunConfig, root: Path, device: torch.device = CPU) -> Benchmark:
+    """The benchmark of a run, its data on `device`, with `train_limit` applied and labels checked."""
+    token = _device.set(device)
+    try:
+        benchmark = BENCHMARKS[config.benchmark](config, root)
+    finally:
+        _device.reset(token)
     if config.tasks is not None and len(benchmark.tasks) != config.tasks:
         raise UsageError(f"{config.benchmark} has {len(benchmark.tasks)} tasks here, not {config.tasks}.")
     for number, task in enumerate(benchmark.tasks):

@@ -33,7 +33,7 @@ def split_by_class(data: Dataset, tasks: int) -> tuple[Task, ...]:
 
 
 def _of_classes(images: ImageSet, classes: Tensor) -> ImageSet:
-    chosen = torch.isin(images.labels, classes).nonzero().flatten()
+    chosen = torch.isin(images.labels, classes.to(images.labels.device)).nonzero().flatten()
     return ImageSet(images.images.index_select(0, chosen), images.labels.index_select(0, chosen))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -10,31 +11,43 @@ from torch import Tensor
 
 __all__ = ["rotate", "rotate_each"]
 
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
 _FIXED = 1 << 16  # Pillow computes source coordinates in 16.16 fixed point.
 
 
 def rotate(images: Tensor, angle: float) -> Tensor:
     """All images (N, 1, S, S) uint8 turned counter-clockwise about their centre by `angle` degrees; black outside."""
     source, inside = _sources(images.shape[-1], np.array([angle]))
-    flat = images.numpy().reshape(len(images), -1)
-    # take() is several times faster than fancy indexing, and `inside` zeroes what comes from beyond the border.
-    turned = np.take(flat, source[0], axis=1)
-    turned *= inside[0]
-    return torch.from_numpy(turned).view_as(images)
+    gather = _gather_cpu if images.device.type == "cpu" else _gather
+    return gather(images.flatten(1), source[0], inside[0]).view_as(images)
 
 
 def rotate_each(images: Tensor, angles: Tensor, chunk: int = 4096) -> Tensor:
     """Image i of (N, 1, S, S) uint8 turned counter-clockwise by `angles[i]` degrees (N,); black outside."""
-    flat = images.numpy().reshape(len(images), -1)
+    flat = images.flatten(1).cpu().numpy()
     turned = np.empty_like(flat)
     for at in range(0, len(flat), chunk):
         part = slice(at, at + chunk)
         source, inside = _sources(images.shape[-1], angles[part].numpy())
         turned[part] = np.take_along_axis(flat[part], source, axis=1) * inside
-    return torch.from_numpy(turned).view_as(images)
+    return torch.from_numpy(turned).view(images.shape).to(images.device)
 
 
-def _sources(side: int, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _gather(flat: Tensor, source: Array, inside: Array) -> Tensor:
+    """The columns `source` of `flat` (N, S * S), black where not `inside`; on any device."""
+    columns = flat.index_select(1, torch.from_numpy(source).to(flat.device))
+    return columns.mul_(torch.from_numpy(inside).to(flat.device))
+
+
+def _gather_cpu(flat: Tensor, source: Array, inside: Array) -> Tensor:
+    """The same on a CPU, where NumPy's take() is four times as fast."""
+    columns = np.take(flat.numpy(), source, axis=1)
+    columns *= inside
+    return torch.from_numpy(columns)
+
+
+def _sources(side: int, angles: Array) -> tuple[Array, Array]:
     """For each angle (K,) and target pixel: the source pixel, (K, side * side), and whether it lies inside."""
     matrices = np.array([_matrix(side, angle) for angle in angles])
     a0, a1, a2, a3, a4, a5 = np.moveaxis(matrices, 1, 0)[:, :, None]

@@ -48,12 +48,12 @@ def run_command(
     given = {"tasks": tasks, "epochs": epochs, "precision": precision}
     changes = {key: value for key, value in given.items() if value is not None}
     config = RunConfig.preset(benchmark, method, buffer_size=buffer_size, seed=seed, **changes).parse(set_ or [])
-    choose_device(device)
+    target = choose_device(device)
     results.check_writable(out)
     found = None if force else results.find(out, config)
     if found is None:
         with data_progress():
-            stream = build(config, datasets.data_root(data))
+            stream = build(config, datasets.data_root(data), target)
         with RunDisplay() as display:
             found = run(config, stream, device=device, threads=threads, on_step=display.watch(config.title))
         folder = results.save(found, out)
