@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -46,6 +47,7 @@ def batches():
         yield images, torch.randint(0, 10, (16,), generator=draw)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, when it is imported
 def test_the_twin_gives_what_autocast_gives():
     plain, twinned = small_learner(), small_learner()
     parts = _compile(twinned)
