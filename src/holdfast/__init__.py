@@ -7,6 +7,7 @@ for x, y in stream:
     losses = learner.observe(x, y)
 """
 
+from holdfast import analysis
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
@@ -33,6 +34,7 @@ __all__ = [
     "RunResult",
     "TrainingError",
     "UsageError",
+    "analysis",
     "group_batchnorm",
     "run",
 ]

@@ -214,7 +214,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "device_type": device.type,
         "threads": torch.get_num_threads(),

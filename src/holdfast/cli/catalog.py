@@ -10,6 +10,7 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.cli.app import DataRoot, Plugins, app, import_plugins
 from holdfast.display import data_progress, output, table
+from holdfast.experiments import EXPERIMENTS
 from holdfast.learners import LEARNERS, method_names
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS
@@ -19,7 +20,7 @@ __all__: list[str] = []
 
 @app.command("list")
 def list_command(
-    what: Annotated[str | None, typer.Argument(help="benchmarks or methods; both if left out.")] = None,
+    what: Annotated[str | None, typer.Argument(help="benchmarks, methods or experiments; all if left out.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Show what there is."""
@@ -27,6 +28,7 @@ def list_command(
     kinds = {
         "benchmarks": [(name, BENCHMARKS.describe(name)) for name in BENCHMARKS],
         "methods": [(name, _describe(name)) for name in method_names()],
+        "experiments": [(name, EXPERIMENTS.describe(name)) for name in EXPERIMENTS],
     }
     if what is not None and what not in kinds:
         raise unknown_name("list", what, list(kinds))

@@ -1,6 +1,6 @@
 """Files -> uint8 tensors: published data sets, verified by checksum, downloaded if need be."""
 
-from holdfast.data import cifar, mnist, tinyimagenet  # noqa: F401 - importing one registers it
+from holdfast.data import cifar, cifar10c, mnist, tinyimagenet  # noqa: F401 - importing one registers it
 from holdfast.data.catalogue import (
     DATASETS,
     Dataset,

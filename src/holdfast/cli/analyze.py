@@ -1,0 +1,205 @@
+"""holdfast analyze: whether finished runs can be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from holdfast import __version__, results
+from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, Estimate
+from holdfast.analysis.runs import Findings, RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
+from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
+from holdfast.data import data_root
+from holdfast.display import data_progress, errors, output, table
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.report.analyses import compare, save_contact_sheet, write_figures
+from holdfast.training import choose_device
+
+__all__: list[str] = []
+
+MOST_COLUMNS = 10  # tasks a table shows; the figures' numbers have them all
+
+
+@app.command("analyze")
+def analyze_command(
+    runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.")] = Path("analysis"),
+    data: DataRoot = None,
+    corruptions: Annotated[
+        bool, typer.Option("--corruptions/--no-corruptions", help="Evaluate the final models on corrupted images.")
+    ] = False,
+    extra: Annotated[bool, typer.Option("--extra", help="With --corruptions: the extra four as well.")] = False,
+    severities: Annotated[str, typer.Option(help="Severities of corruption, for instance 1,3,5.")] = "1,2,3,4,5",
+    bins: Annotated[int, typer.Option(help="Bins of confidence for calibration.", min=1)] = 15,
+    sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw every corruption of a few images.")] = False,
+    device: Device = "auto",
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Calibration, recency bias, transfer and robustness of finished runs, as tables and figures.
+
+    Nothing is trained again: runs keep their test logits and final weights. Give several runs to compare methods, and
+    several seeds of each for bootstrap intervals. With --corruptions, runs on seq-cifar10 use the published CIFAR-10-C
+    where 'holdfast data cifar10-c' has put it; all others corrupt their own test images, colour or grey ("generated").
+    """
+    import_plugins(plugin)
+    levels, target, root = _severities(severities), choose_device(device), data_root(data)
+    folders = find_runs(runs)
+    results.check_writable(out)
+    with _progress(len(folders), "reading") as advance:
+        analyzed = [advance(analyze_run(folder, bins=bins), folder.name) for folder in folders]
+    if corruptions:
+        names = tuple(CORRUPTIONS) if extra else BENCHMARK_CORRUPTIONS
+        with data_progress():
+            for run in {run.config.benchmark: run for run in analyzed}.values():
+                exam_images(run.config, root)  # fetches what is missing before hours of evaluation
+        analyzed = _evaluate(analyzed, root, corruptions=names, severities=levels, device=target)
+    found = compare(analyzed)
+    figures = [path for one in found for path in write_figures(one, out)]
+    if sheet:
+        figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
+    notes = [note for run in analyzed for note in run.notes]
+    report = {
+        "holdfast": __version__,
+        "bins": bins,
+        "severities": levels if corruptions else None,
+        "comparisons": [one.to_json() for one in found],
+        "notes": notes,
+    }
+    _write(out / "analysis.json", report)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        for one in found:
+            _show(one)
+    for note in notes:
+        errors.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+    errors.print(f"in {out}: analysis.json, figures: {len(figures)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _severities(text: str) -> list[int]:
+    try:
+        levels = [int(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or not set(levels) <= set(SEVERITIES) or len(set(levels)) != len(levels):
+        raise UsageError(f"severities must be different numbers from 1 to 5 with commas between, not '{text}'.")
+    return levels
+
+
+@contextmanager
+def _progress(total: int, what: str) -> Iterator[Callable[[Any, str], Any]]:
+    """A bar on standard error; the function handed out moves it one on and returns its first argument."""
+    layout = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*layout, console=errors, transient=True) as bars:
+        line = bars.add_task(what, total=total)
+
+        def advance(value: Any, where: str) -> Any:
+            bars.update(line, advance=1, description=f"{what} {where}")
+            return value
+
+        yield advance
+
+
+def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> list[RunAnalysis]:
+    evaluations = len(options["corruptions"]) * len(options["severities"])
+    with _progress(len(analyzed) * evaluations, "corruptions:") as advance:
+
+        def evaluated(run: RunAnalysis) -> RunAnalysis:
+            title = run.config.title
+            return with_robustness(
+                run, root, progress=lambda done, total, name: advance(None, f"{title}, {name}"), **options
+            )
+
+        return [evaluated(run) for run in analyzed]
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HoldfastError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+def _show(found: Findings) -> None:
+    """The tables of one comparison on standard output."""
+    for made in (_trust(found), *_transfers(found), *_recencies(found), *_robustnesses(found), *_claims(found)):
+        output.print(made)
+
+
+def _trust(found: Findings) -> Table:
+    biased = any(one.recency_gap for one in found.summaries)
+    columns = ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", *(["recency gap"] if biased else []))
+    rows = [
+        (
+            one.label,
+            len(one.seeds),
+            *map(_text, (one.accuracy, one.ece, one.mce)),
+            *([_text(one.recency_gap, 2)] if biased else []),
+        )
+        for one in found.summaries
+    ]
+    several = any(len(one.seeds) > 1 for one in found.summaries)
+    return table(found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else ""), columns, rows)
+
+
+def _transfers(found: Findings) -> list[Table]:
+    rows = [
+        (one.label, *map(_text, (t.forward_transfer, t.backward_transfer, t.forgetting)))
+        for one in found.summaries
+        for t in [one.transfer]
+    ]
+    columns = ("method", "forward transfer", "backward transfer", "forgetting")
+    return (
+        [table("Transfer (points)", columns, rows)] if any(one.transfer.forgetting for one in found.summaries) else []
+    )
+
+
+def _recencies(found: Findings) -> list[Table]:
+    shown = [(one.label, one.recency) for one in found.summaries if one.recency]
+    if not shown or len(shown[0][1].task_probabilities) > MOST_COLUMNS:
+        return []
+    columns = ("method", *(f"task {task}" for task in range(1, len(shown[0][1].task_probabilities) + 1)))
+    return [
+        table("Average probability of each task", columns, [(name, *bias.task_probabilities) for name, bias in shown]),
+        table("Share of predictions in each task", columns, [(name, *bias.prediction_shares) for name, bias in shown]),
+    ]
+
+
+def _robustnesses(found: Findings) -> list[Table]:
+    shown = [(one, one.robustness) for one in found.summaries if one.robustness]
+    if not shown:
+        return []
+    present = [category for category in CATEGORIES if category in shown[0][1].per_category]
+    rows = [
+        (one.label, robust.clean, *(robust.per_category[category] for category in present), _text(one.mra))
+        for one, robust in shown
+    ]
+    title = f"Accuracy under corruptions (%), {shown[0][1].source} images"
+    return [table(title, ("method", "clean", *present, "mRA"), rows)]
+
+
+def _claims(found: Findings) -> list[Table]:
+    rows = [(claim.text, "yes" if claim.holds else "no", claim.detail) for claim in found.claims]
+    return [table("The paper's claims here", ("claim", "holds", "numbers"), rows, left=3)] if rows else []
+
+
+def _text(value: Estimate | None, digits: int = 1) -> str | None:
+    """The mean, and below it the bounds with so many digits."""
+    if value is None:
+        return None
+    if value.low is None or value.high is None:
+        return f"{value.mean:.2f}"
+    return f"{value.mean:.2f}\n[{value.low:.{digits}f}, {value.high:.{digits}f}]"

@@ -1,0 +1,261 @@
+"""holdfast reproduce: a table or figure of the paper, ours beside the published."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import isnan
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table as Grid
+
+from holdfast import experiments
+from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
+from holdfast.cli.screen import SweepScreen, duration
+from holdfast.config import RunConfig
+from holdfast.display import errors, output, table
+from holdfast.errors import UsageError
+from holdfast.experiments import EXPERIMENTS, ROBUSTNESS, Experiment, Results, Table, Verdict, assess, load_results
+from holdfast.registry import unknown_name
+from holdfast.sweep import Engine, Rates, Summary, cores, estimate, local_engine, sweep
+from holdfast.training import choose_device
+
+__all__: list[str] = []
+
+ENGINES = ("local", "ray")
+NAMED = 5
+"""Skipped files and failed runs that are named one by one."""
+STOPPED = 130
+
+
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="See 'holdfast list experiments'.")],
+    only: Annotated[list[str] | None, typer.Option(help="key=value,...: only cells like this; repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, seeds 0, 1, ...", min=1)] = len(experiments.SEEDS),
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core.", min=1)] = None,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Ray cluster, host:port; default: one of this machine.")] = None,
+    out: Annotated[str, typer.Option("--out", help="Folder for results; with ray also an address, s3://...")] = "runs",
+    results: Annotated[list[Path] | None, typer.Option(help="Further folders of results to use; repeatable.")] = None,
+    data: DataRoot = None,
+    device: Device = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long, and stop.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Run what is missing of a table or figure of the paper and show it beside the published numbers."""
+    import_plugins(plugin)
+    experiment = EXPERIMENTS[name].select(only or [])
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, list(ENGINES))
+    if address is not None and engine != "ray":
+        raise UsageError("--address is for --engine ray.")
+    for folder in results or []:
+        if not folder.is_dir():
+            raise UsageError(f"--results {folder} is no folder.")
+    configs = experiment.configs(range(seeds))
+    with ExitStack() as stack:
+        folder, carrier = _places(out, engine, address, jobs, device, stack)
+        known = load_results(folder, *(results or []))
+        _name_skipped(known)
+        if dry_run:
+            # How many a GPU takes is found out by trying; one at a time is the most it can last.
+            at_once = jobs or (cores() if choose_device(device).type == "cpu" else 1)
+            _forecast(experiment, configs, known, at_once, device)
+            return
+        summary = _run(experiment, configs, folder, carrier, known, jobs, device, data, plugin or [])
+        if summary.done or len(summary.there) > sum(config in known for config in configs):
+            known = load_results(folder, *(results or []))
+        if not summary.interrupted:
+            _measure(experiment, known, range(seeds), data, device)
+        _show(assess(experiment, known, range(seeds)))
+    _tell(summary)
+
+
+def _places(
+    out: str, engine: str, address: str | None, jobs: int | None, device: str, stack: ExitStack
+) -> tuple[Path, Engine | None]:
+    """The folder results are read from here, and what carries out runs; None for this machine."""
+    if engine == "local":
+        if "://" in out:
+            raise UsageError("--out can be an address only with --engine ray.")
+        return Path(out), None
+    from holdfast.sweep.cluster import RayEngine, Remote
+
+    if "://" not in out:
+        return Path(out), RayEngine(address, jobs=jobs, device=device)
+    mirror = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-")))
+    remote = Remote(out, mirror)
+    remote.fetch()
+    return mirror, RayEngine(address, jobs=jobs, device=device, remote=remote)
+
+
+def _run(
+    experiment: Experiment,
+    configs: list[RunConfig],
+    out: Path,
+    engine: Engine | None,
+    known: Results,
+    jobs: int | None,
+    device: str,
+    data: Path | None,
+    plugins: list[str],
+) -> Summary:
+    if all(config in known for config in configs):
+        return Summary(there=configs)
+    rates = Rates(known, device)
+    with _terminable(), SweepScreen(experiment.name, configs, out, known, rates) as screen:
+        return sweep(
+            configs,
+            out,
+            engine=engine or local_engine(device, jobs),
+            device=device,
+            data=data,
+            plugins=plugins,
+            finished=known,
+            watch=screen.watch,
+        )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Being asked to end, as batch systems do, is treated like Ctrl-C."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data: Path | None, device: str) -> None:
+    """Robustness takes a pass over the corrupted test sets, once for each run."""
+    cells = [cell for cell in experiment.cells if cell.metric in ROBUSTNESS]
+    found = {config: known.get(config) for cell in cells for config in cell.configs(seeds)}
+    for config, stored in found.items():
+        if stored is not None and not all(name in stored.measures for name in ROBUSTNESS):
+            with errors.status(f"{config.title}: corruptions ..."):
+                experiments.measure_robustness(stored, data=data, device=device)
+
+
+def _name_skipped(known: Results) -> None:
+    for path, reason in known.skipped[:NAMED]:
+        errors.print(f"skipped {path}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    if len(known.skipped) > NAMED:
+        errors.print(f"and {len(known.skipped) - NAMED} files more that are no results", highlight=False)
+
+
+def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, jobs: int, device: str) -> None:
+    """What would run, what is there, and how long it would take."""
+    rows: list[tuple[object, ...]] = []
+    for benchmark in dict.fromkeys(config.benchmark for config in configs):
+        wanted = [config for config in configs if config.benchmark == benchmark]
+        missing = [config for config in wanted if config not in known]
+        rows.append(
+            (benchmark, len(wanted), len(wanted) - len(missing), len(missing), _span(missing, known, jobs, device))
+        )
+    missing = [config for config in configs if config not in known]
+    rows.append(("all", len(configs), len(configs) - len(missing), len(missing), _span(missing, known, jobs, device)))
+    columns = ("benchmark", "runs", "there", "to run", f"time, {jobs} at once")
+    output.print(table(f"{experiment.name}: {experiment.title}", columns, rows if len(rows) > 2 else rows[1:]))
+
+
+def _span(missing: list[RunConfig], known: Results, jobs: int, device: str) -> str:
+    told = estimate(missing, known, jobs=jobs, device=device)
+    if not missing:
+        return "nothing to do"
+    if len(told.unknown) == len(missing):
+        return "not measured yet"
+    return duration(told.seconds) + (f" + {len(told.unknown)} runs not measured yet" if told.unknown else "")
+
+
+def _show(made: Table) -> None:
+    """The table block by block, then what agrees, the order, and the claims."""
+    output.print(f"[bold]{made.experiment.title}[/bold] ({made.experiment.source})", highlight=False)
+    for group in made.groups:
+        output.print(_block(made, group))
+    if made.derived:
+        rows = list(dict.fromkeys(row for values in made.derived.values() for row in values))
+        cells = [(row, *(values.get(row) for values in made.derived.values())) for row in rows]
+        output.print(table("computed from the means", ("", *made.derived), cells))
+    _conclude(made)
+
+
+def _block(made: Table, group: str) -> Grid:
+    rows = made.rows(group)
+    columns = [c for c in made.columns if any(made.at(group, row, c) for row in rows)]
+    grid = Grid(title=group, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    grid.add_column("", no_wrap=True)
+    for column in columns:
+        grid.add_column(column, justify="right")
+    for row in rows:
+        grid.add_row(row, *(_text(made.at(group, row, column)) for column in columns))
+    order = {rank.column: rank for rank in made.ranks if rank.group == group}
+    if order:
+        grid.add_section()
+        taus = (f"{order[column].tau:.2f}" if column in order else "" for column in columns)
+        grid.add_row("tau", *taus)
+    return grid
+
+
+def _text(verdict: Verdict | None) -> str:
+    """Ours over the published number; a tick agrees, a cross differs."""
+    if verdict is None:
+        return ""
+    digits = verdict.measure.decimals
+    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]"}.get(verdict.status, " ")
+    short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
+    ours = "-" if verdict.n == 0 else _number(verdict.mean, verdict.std, digits) + short
+    if verdict.published is None:
+        return ours
+    return f"{ours}{mark}\n[dim]{_number(*verdict.published, digits)}[/dim] "
+
+
+def _number(mean: float, std: float | None, digits: int) -> str:
+    return f"{mean:.{digits}f}" + ("" if std is None or isnan(std) else f"±{std:.{digits}f}")
+
+
+def _conclude(made: Table) -> None:
+    counted = {status: made.count(status) for status in ("agrees", "differs", "missing")}
+    output.print(
+        f"Ours, and below it as published; tau is Kendall's, between our order and theirs. {counted['agrees']} cells "
+        f"agree, {counted['differs']} differ, {counted['missing']} have no run. Agreement: the 95 % interval of the "
+        "difference of means, from both spreads pooled, reaches a difference too small to matter (1 point; 0.02 for "
+        "probabilities).",
+        highlight=False,
+    )
+    for verdict in made.verdicts:
+        if verdict.status == "differs":
+            place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
+            digits = verdict.measure.decimals
+            told = f"differs: {place}: {verdict.difference:+.{digits}f}, allowed {verdict.margin:.{digits}f}"
+            output.print(told, highlight=False)
+    for claim in experiments.claims(made.verdicts):
+        if claim.checks:
+            held = f"{claim.held} of {len(claim.checks)} checks hold"
+            theirs = f"published: {claim.published_held} of {len(claim.published)}"
+            output.print(f"claim {claim.name}: {claim.outcome}, {held} ({theirs})", highlight=False)
+
+
+def _tell(summary: Summary) -> None:
+    """How the sweep ended, and the exit code for it."""
+    for number, (config, error) in enumerate(summary.failed.items()):
+        if number < NAMED:
+            errors.print(f"failed: {config.title}: {error}", highlight=False, markup=False, soft_wrap=True)
+    parts = [f"{len(summary.done)} runs done", f"{len(summary.there)} were there"]
+    parts += [f"{len(summary.failed)} failed (see failed/ in the folder of results)"] if summary.failed else []
+    parts += [f"{summary.left} left; the same command continues"] if summary.left else []
+    errors.print(", ".join(parts), highlight=False)
+    if summary.interrupted:
+        raise typer.Exit(STOPPED)
+    if summary.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,120 @@
+"""The live screen of a sweep, on standard error: done, running, failed, time left, current means."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from holdfast import results
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.experiments import Results
+from holdfast.sweep import Event, Rates
+
+__all__ = ["SweepScreen", "duration"]
+
+SPARE_LINES = 6
+"""Lines of the terminal left free around the means."""
+FIRST_GUESS = 0.02
+"""Share of the work that must be done before the time left means anything."""
+
+
+def duration(seconds: float) -> str:
+    """A time for people, to about two digits.
+
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class SweepScreen:
+    """Shows a sweep while inside a `with` block; silent where standard error is no terminal."""
+
+    def __init__(self, title: str, configs: Sequence[RunConfig], out: Path, known: Results, rates: Rates) -> None:
+        self._title, self._out = title, out
+        self._todo = [config for config in configs if config not in known]
+        guesses = [seconds for config in self._todo if (seconds := rates.seconds(config))]
+        usual = fmean(guesses) if guesses else 1.0
+        self._work = {config: rates.seconds(config) or usual for config in self._todo}
+        self._running: dict[RunConfig, float] = {}
+        self._ended: set[RunConfig] = set()
+        self._failed = 0
+        self._means: dict[tuple[str, str, int | None], list[float]] = {}
+        self._began = time.monotonic()
+        self._console = Console(stderr=True)
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, get_renderable=self._render, transient=True)
+
+    def __enter__(self) -> SweepScreen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def watch(self, event: Event) -> None:
+        """Take in what happened."""
+        if event.kind in ("started", "moved"):
+            self._running[event.config] = event.fraction
+            return
+        self._running.pop(event.config, None)
+        self._ended.add(event.config)
+        if event.kind == "failed":
+            self._failed += 1
+        elif self._live:
+            self._count(event.config)
+
+    def _count(self, config: RunConfig) -> None:
+        try:
+            result = results.find(self._out, config)
+        except HoldfastError:
+            return  # The screen only looks; what cannot be read is told at the end.
+        if result is not None:
+            key = (config.benchmark, config.method, config.buffer_size)
+            self._means.setdefault(key, []).append(result.accuracy)
+
+    def time_left(self) -> float | None:
+        """Seconds to go at the pace so far; None while there is none to speak of."""
+        total = sum(self._work.values())
+        done = sum(self._work.get(config, 0.0) for config in self._ended)
+        done += sum(self._work.get(config, 0.0) * fraction for config, fraction in self._running.items())
+        if not total or done < FIRST_GUESS * total:
+            return None
+        return (time.monotonic() - self._began) * (total - done) / done
+
+    def headline(self) -> str:
+        """Where the sweep stands, in one line."""
+        done = len(self._ended) - self._failed
+        waiting = max(0, len(self._todo) - len(self._ended) - len(self._running))
+        left = self.time_left()
+        pace = "" if left is None else f", about {duration(left)} left"
+        return f"{done} done, {len(self._running)} running, {self._failed} failed, {waiting} waiting{pace}"
+
+    def _render(self) -> Group:
+        lines = Table.grid(padding=(0, 1))
+        for config, fraction in self._running.items():
+            lines.add_row(config.title, ProgressBar(1.0, fraction, width=16), f"{100 * fraction:.0f}%")
+        return Group(Text(f"{self._title}: {self.headline()}", style="bold"), lines, self._mean_lines())
+
+    def _mean_lines(self) -> Table:
+        """The mean accuracies so far, the latest if there is no room for all."""
+        room = self._console.height - len(self._running) - SPARE_LINES
+        lines = Table.grid(padding=(0, 2))
+        for (benchmark, method, buffer_size), values in list(self._means.items())[-max(1, room) :]:
+            buffer = "" if buffer_size is None else str(buffer_size)
+            lines.add_row(benchmark, method, buffer, f"{fmean(values):.2f} %", f"n = {len(values)}", style="dim")
+        return lines

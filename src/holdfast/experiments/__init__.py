@@ -1,0 +1,57 @@
+"""The paper's tables and figures, each a grid of runs and how to read it.
+
+    results = load_results(Path("runs"), Path("results"))     # by fingerprint; .skipped names what is no result
+    table = assess(EXPERIMENTS["table1"], results)            # or seeds=range(3) for exactly those
+    for group in table.groups:                                # 'no buffer', 'buffer 200', 'buffer 500'
+        for row in table.rows(group):                         # methods
+            for column in table.columns:                      # benchmarks
+                verdict = table.at(group, row, column)        # None where the table has no cell
+                verdict.mean, verdict.std, verdict.n          # ours; NaN where unknown
+                verdict.published                             # Published(mean, std) or None
+                verdict.difference, verdict.margin, verdict.agrees, verdict.status
+                verdict.stored                                # the runs: .result (RunResult), .config, .path
+    table.ranks                                               # Rank(group, column, tau, n)
+    table.derived                                             # column -> row -> number (overview's gains), or {}
+    claims(table.verdicts)                                    # Claim(name, statement, checks, published; .outcome)
+
+The accuracy matrices of a cell are `[stored.result.matrix for stored in verdict.stored]`. Measures (MEASURES) give a
+label with the unit, the number of decimals, and whether higher is better.
+
+An experiment of one's own: `register(Experiment(name, title, source, shows, cells))`.
+"""
+
+from holdfast.experiments import figures, tables  # noqa: F401 - importing them registers their experiments
+from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, register
+from holdfast.experiments.claims import Check, Claim, claims
+from holdfast.experiments.measures import MEASURES, ROBUSTNESS, Measure, condensed, measure_robustness
+from holdfast.experiments.published import Published, published
+from holdfast.experiments.stored import Results, Skipped, Stored, load_results
+from holdfast.experiments.verdicts import Rank, Table, Verdict, assess, judge, kendall_tau
+
+__all__ = [
+    "EXPERIMENTS",
+    "MEASURES",
+    "ROBUSTNESS",
+    "SEEDS",
+    "Cell",
+    "Check",
+    "Claim",
+    "Experiment",
+    "Measure",
+    "Published",
+    "Rank",
+    "Results",
+    "Skipped",
+    "Stored",
+    "Table",
+    "Verdict",
+    "assess",
+    "claims",
+    "condensed",
+    "judge",
+    "kendall_tau",
+    "load_results",
+    "measure_robustness",
+    "published",
+    "register",
+]

@@ -1,0 +1,135 @@
+"""What an experiment is: a grid of cells, each a run over several seeds read by one measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.experiments.published import Published
+from holdfast.registry import Registry, unknown_name
+
+if TYPE_CHECKING:
+    from holdfast.experiments.verdicts import Table
+
+__all__ = ["EXPERIMENTS", "SEEDS", "Cell", "Experiment", "register"]
+
+SEEDS = (0, 1, 2)
+"""The paper averages over three seeds."""
+
+SELECTABLE = ("benchmark", "method", "buffer_size", "tasks", "alpha", "beta")
+"""Settings of a run that `--only` can choose by; the cell's own `metric`, `row` and `column` come on top."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: where it stands, which runs it is the mean of, and what was published for it."""
+
+    group: str
+    """Block of the table, for instance 'buffer 200'; ranks are compared within a group and column."""
+    row: str
+    column: str
+    metric: str
+    """Name of a measure in MEASURES."""
+    config: RunConfig
+    """The run; its seed is a placeholder."""
+    published: Published | None = None
+
+    def configs(self, seeds: Iterable[int]) -> list[RunConfig]:
+        """The runs of this cell, one per seed."""
+        return [self.config.change(seed=seed) for seed in seeds]
+
+    def facts(self) -> dict[str, str]:
+        """What `--only` compares with, as typed: settings of the run, and the place in the table."""
+        settings = {key: _spelled(getattr(self.config, key)) for key in SELECTABLE}
+        return {**settings, "metric": self.metric, "row": self.row, "column": self.column}
+
+
+Derived = Mapping[str, Mapping[str, float]]
+"""Column -> row -> number: what an experiment computes from its means."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    source: str
+    """Where the paper has it, for instance 'Table 1'."""
+    shows: str
+    """One sentence: what is to be seen in it."""
+    cells: tuple[Cell, ...]
+    figure: str = "table"
+    """How it is drawn best: table, bars (rows against columns), lines (columns are ordered), or matrices."""
+    derive: Callable[[Table], Derived] | None = None
+    """Numbers computed from the means, such as gains relative to ER; None where the cells say everything."""
+
+    def configs(self, seeds: Sequence[int] = SEEDS) -> list[RunConfig]:
+        """Every run the experiment needs, each once (cells may share runs), seed by seed so that all cells fill."""
+        wanted = (cell.config.change(seed=seed) for seed in seeds for cell in self.cells)
+        return list(dict.fromkeys(wanted))
+
+    def select(self, conditions: Sequence[str]) -> Experiment:
+        """The experiment with only the cells that meet `key=value` conditions.
+
+        A condition may hold several, separated by commas. The same key twice means either value; different keys must
+        all hold. `buffer_size=none` selects methods without a buffer.
+        """
+        wanted = self._parse(conditions)
+        kept = tuple(cell for cell in self.cells if all(cell.facts()[key] in values for key, values in wanted.items()))
+        if not kept:
+            text = ", ".join(f"{key}={value}" for key, values in wanted.items() for value in values)
+            raise UsageError(f"no cell of {self.name} has {text} at once. {self._choices()}")
+        return replace(self, cells=kept)
+
+    def choices(self) -> dict[str, list[str]]:
+        """The values each key of `select` can take here, in the order of the cells."""
+        facts = [cell.facts() for cell in self.cells]
+        return {key: list(dict.fromkeys(fact[key] for fact in facts)) for key in (facts[0] if facts else {})}
+
+    def _parse(self, conditions: Sequence[str]) -> dict[str, list[str]]:
+        choices = self.choices()
+        wanted: dict[str, list[str]] = {}
+        for condition in ",".join(conditions).split(","):
+            key, equals, value = (part.strip() for part in condition.partition("="))
+            if not condition.strip():
+                continue
+            if not equals:
+                raise UsageError(f"--only takes key=value, not '{condition.strip()}'. {self._choices()}")
+            if key not in choices:
+                raise unknown_name("key of --only", key, list(choices))
+            if key in SELECTABLE:
+                value = _spelled(_number(value))
+            if value not in choices[key]:
+                raise UsageError(f"no cell of {self.name} has {key}={value}; there is {', '.join(choices[key])}.")
+            wanted.setdefault(key, []).append(value)
+        return wanted
+
+    def _choices(self) -> str:
+        varying = {key: values for key, values in self.choices().items() if key in SELECTABLE and len(values) > 1}
+        return "There is " + "; ".join(f"{key} = {', '.join(values)}" for key, values in varying.items()) + "."
+
+
+EXPERIMENTS: Registry[Experiment] = Registry("experiment")
+
+
+def register(experiment: Experiment) -> Experiment:
+    """File an experiment under its name."""
+    return EXPERIMENTS.register(experiment.name, f"{experiment.title} ({experiment.source})")(experiment)
+
+
+def _number(text: str) -> Any:
+    """`0.50` and `0.5` are the same value; anything that is no number stays as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return None if text.lower() == "none" else text
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,114 @@
+"""The paper's figures as grids of numbers: matrices, calibration, recency, robustness and the overview."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.analysis import Scores, overview
+from holdfast.config import RunConfig
+from holdfast.experiments.base import Cell, Experiment, register
+from holdfast.experiments.measures import ROBUSTNESS
+from holdfast.experiments.published import published
+from holdfast.experiments.tables import REPLAY
+from holdfast.experiments.verdicts import Table
+
+__all__: list[str] = []
+
+BUFFER = 500
+TASKS = {"seq-cifar10": 5, "seq-tinyimagenet": 10}
+
+
+def _grid(benchmark: str, metrics: Sequence[str]) -> tuple[Cell, ...]:
+    """One row per method with a buffer of 500, one column per measure."""
+    return tuple(
+        Cell(
+            group=benchmark,
+            row=method,
+            column=metric,
+            metric=metric,
+            config=RunConfig.preset(benchmark, method, buffer_size=BUFFER),
+            published=published("table1", benchmark, BUFFER, method, metric),
+        )
+        for method in REPLAY
+        for metric in metrics
+    )
+
+
+def _task_probabilities(benchmark: str) -> list[str]:
+    return [*(f"task_probability_{task + 1}" for task in range(TASKS[benchmark])), "recency_gap"]
+
+
+def _gains(table: Table) -> Mapping[str, Mapping[str, float]]:
+    """Relative gains over ER in percent, from the means of each method that has all three."""
+    means = {
+        row: {column: verdict.mean for column in table.columns if (verdict := table.at(group, row, column)) is not None}
+        for group in table.groups
+        for row in table.rows(group)
+    }
+    wanted = ("accuracy", "recency_gap", "ece")
+    scores = {
+        row: Scores(accuracy=values["accuracy"], recency_gap=values["recency_gap"], ece=values["ece"])
+        for row, values in means.items()
+        if all(values.get(name, float("nan")) == values.get(name) for name in wanted)
+    }
+    if "er" not in scores:
+        return {}
+    gained = overview(scores)
+    return {
+        "accuracy gain (%)": {row: gain.accuracy for row, gain in gained.items()},
+        "recency gain (%)": {row: gain.recency for row, gain in gained.items()},
+        "calibration gain (%)": {row: gain.calibration for row, gain in gained.items()},
+    }
+
+
+register(
+    Experiment(
+        "task-performance",
+        "Accuracy on every task of S-CIFAR-10 as training goes on",
+        "Appendix, figure on task performance",
+        "With regularizers, early tasks lose less with every task that follows.",
+        _grid("seq-cifar10", ["accuracy"]),
+        figure="matrices",
+    )
+)
+register(
+    Experiment(
+        "overview",
+        "Gains over ER on S-TinyImageNet in accuracy, recency and calibration",
+        "Figure 1",
+        "Regularizers gain on ER in all three respects.",
+        _grid("seq-tinyimagenet", ["accuracy", "recency_gap", "ece"]),
+        figure="bars",
+        derive=_gains,
+    )
+)
+register(
+    Experiment(
+        "calibration",
+        "Expected calibration error",
+        "Figure on calibration, main part and appendix",
+        "Models with regularizers know better how sure they can be.",
+        tuple(cell for benchmark in TASKS for cell in _grid(benchmark, ["ece"])),
+        figure="bars",
+    )
+)
+register(
+    Experiment(
+        "recency",
+        "Average probability given to each task's classes",
+        "Figure on task recency, main part and appendix",
+        "ER favours the last task; regularizers spread belief more evenly.",
+        tuple(cell for benchmark in TASKS for cell in _grid(benchmark, _task_probabilities(benchmark))),
+        figure="bars",
+    )
+)
+register(
+    Experiment(
+        "robustness",
+        "Accuracy under common corruptions",
+        "Figure on robustness",
+        "Models with regularizers withstand corrupted images better.",
+        tuple(cell for benchmark in TASKS for cell in _grid(benchmark, ROBUSTNESS)),
+        figure="bars",
+    )
+)

@@ -1,0 +1,40 @@
+"""Folders -> the results in them that can be drawn. What cannot is named and left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.errors import UsageError
+from holdfast.experiments.stored import Results, Skipped, load_results
+from holdfast.results import RunResult
+
+__all__ = ["gather"]
+
+
+def gather(folders: Sequence[Path]) -> Results:
+    """All results below the folders. Nothing is changed; what is damaged or foreign is among the skipped."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder; give the one that holds the results.")
+    found = load_results(*folders)
+    for fingerprint, stored in list(found.by_fingerprint.items()):
+        if not _is_sound(stored.result):
+            del found.by_fingerprint[fingerprint]
+            found.skipped.append(Skipped(stored.path, "damaged: its accuracy matrix is not a table of percentages"))
+    return found
+
+
+def _is_sound(result: RunResult) -> bool:
+    """Whether the matrices are what they should be: a file from elsewhere may hold any numbers."""
+    shape = result.matrix.shape
+    return (
+        len(shape) == 2
+        and 0 not in shape
+        and result.task_matrix.shape == shape
+        and result.untrained.shape == shape[1:]
+        and all(
+            bool(((matrix >= 0) & (matrix <= 100) | matrix.isnan()).all())
+            for matrix in (result.matrix, result.task_matrix)
+        )
+    )

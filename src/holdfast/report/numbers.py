@@ -1,0 +1,56 @@
+"""Numbers on their way out: rows under named columns, as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+__all__ = ["Numbers", "Value"]
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A table of plain values. A missing value is None or NaN; both become an empty cell."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Value, ...]]
+
+    def csv(self) -> str:
+        """RFC 4180 with a heading; text that a spreadsheet would run as a formula gets an apostrophe."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_cell(value) for value in row] for row in self.rows)
+        return text.getvalue()
+
+    def json(self) -> str:
+        """A list of objects, one per row."""
+        rows = [
+            {column: None if _missing(value) else value for column, value in zip(self.columns, row, strict=True)}
+            for row in self.rows
+        ]
+        return json.dumps(rows, indent=1) + "\n"
+
+    def data_uri(self) -> str:
+        """The CSV as an address that a page can offer for download without a server."""
+        return "data:text/csv;charset=utf-8," + quote(self.csv(), safe=",;:+-./()")
+
+
+def _missing(value: Value) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _cell(value: Value) -> str:
+    if value is None or _missing(value):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,0 +1,109 @@
+"""How each method looks: colour in the light and the dark theme, dash and marker. Never colour alone.
+
+Neutrals for the baselines, blues and greens for the strict regularizers, warm colours for the approximate ones. Each
+colour is legible as text (a contrast of at least 4.5 to 1) on the background of its theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["DARK", "INK", "LIGHT", "METHODS", "VARIANTS", "Style", "method_order", "method_style", "theme_colors"]
+
+
+@dataclass(frozen=True)
+class Style:
+    """A line's look. `color` is for white paper, `dark` for the page's dark theme."""
+
+    color: str
+    dark: str
+    dash: str = "-"
+    marker: str = "o"
+
+
+METHODS: dict[str, Style] = {
+    "joint": Style("#555555", "#bdbdbd", "-.", ""),
+    "sgd": Style("#6b6b6b", "#a0a0a0", ":", ""),
+    "er": Style("#1a1a1a", "#f0f0f0", "--", "s"),
+    "l1": Style("#1d3f8a", "#9db8f5", "-", "o"),
+    "l2": Style("#0b7285", "#5ad1dc", "-", "s"),
+    "linf": Style("#237a35", "#6fd67f", "-", "^"),
+    "mse": Style("#0072c6", "#4fb0f5", "-", "D"),
+    "kl": Style("#5f3dc4", "#b8a1ff", "-", "v"),
+    "mi": Style("#a85400", "#ffa94d", "-", "X"),
+    "simclr": Style("#c92a2a", "#ff8787", "-", "P"),
+    "byol": Style("#8e44ad", "#d0a0f0", "-", "*"),
+    "dino": Style("#b5307f", "#f78fc4", "-", "p"),
+    "barlow": Style("#7d5a00", "#e0b84c", "-", "<"),
+}
+"""In the paper's order."""
+
+OTHERS = (
+    Style("#2b6777", "#7cc4d4", "-", "o"),
+    Style("#94421a", "#f2a679", "-", "s"),
+    Style("#5a6e00", "#b8cc52", "-", "^"),
+    Style("#70449c", "#c3a1e8", "-", "D"),
+    Style("#a03358", "#f09ab4", "-", "v"),
+)
+"""For methods from outside, in turn."""
+
+VARIANTS = tuple(style for style in METHODS.values() if style.dash == "-")
+"""For variants of one method, in turn."""
+
+INK = {"ink": "#1c1e22", "muted": "#595f69", "grid": "#d8dbe0", "paper": "#ffffff"}
+"""The colours of text, secondary text, grid lines and background in figures."""
+
+LIGHT = {
+    **INK,
+    "surface": "#f4f5f7",
+    "line": "#c9cdd4",
+    "link": "#0b57a4",
+    "good": "#0b6b3a",
+    "good-bg": "#e2f4e8",
+    "bad": "#a11d1d",
+    "bad-bg": "#fce8e6",
+    "warn": "#744d00",
+    "warn-bg": "#fdf1d0",
+    "open": "#595f69",
+    "open-bg": "#eef0f3",
+}
+DARK = {
+    "ink": "#e8eaee",
+    "muted": "#a9b0bb",
+    "grid": "#3a404a",
+    "paper": "#14171c",
+    "surface": "#1d2128",
+    "line": "#414854",
+    "link": "#7db7f5",
+    "good": "#7ddba3",
+    "good-bg": "#12321f",
+    "bad": "#ff9d97",
+    "bad-bg": "#421b1b",
+    "warn": "#f2c661",
+    "warn-bg": "#3a2d0a",
+    "open": "#a9b0bb",
+    "open-bg": "#262b34",
+}
+
+
+def method_order(methods: Iterable[str]) -> list[str]:
+    """The methods without repetition: the paper's in its order, then the others by name."""
+    found = set(methods)
+    return [*(name for name in METHODS if name in found), *sorted(found - METHODS.keys())]
+
+
+def method_style(method: str, others: Iterable[str] = ()) -> Style:
+    """The look of a method; one from outside gets the next free look among the `others` drawn with it."""
+    if method in METHODS:
+        return METHODS[method]
+    strangers = sorted({method, *others} - METHODS.keys())
+    return OTHERS[strangers.index(method) % len(OTHERS)]
+
+
+def theme_colors() -> dict[str, tuple[str, str, str]]:
+    """The colours figures use: light hex -> (name of its CSS variable, light hex, dark hex)."""
+    colors = {INK[name]: (name, INK[name], DARK[name]) for name in INK}
+    looks = {f"m-{name}": style for name, style in METHODS.items()}
+    looks |= {f"o-{number}": style for number, style in enumerate(OTHERS)}
+    return colors | {style.color: (name, style.color, style.dark) for name, style in looks.items()}

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from holdfast import results
+from holdfast.analysis import Estimate, PublishedCorruptions, calibration, recency, robustness, transfer
+from holdfast.analysis.runs import (
+    RunAnalysis,
+    analyze_run,
+    claims,
+    exam_images,
+    find_runs,
+    findings,
+    rerun_command,
+    summarize,
+    with_robustness,
+)
+from holdfast.benchmarks import BENCHMARKS, Benchmark, Task
+from holdfast.config import RunConfig
+from holdfast.data import Dataset, ImageSet
+from holdfast.errors import DataError, HoldfastError, UsageError
+from holdfast.evaluation import predict
+from holdfast.results import RunResult
+from holdfast.training import build_model, run
+
+
+def stored(
+    folder: Path, method: str = "er", seed: int = 0, *, classes: int = 4, shared: bool = False, **changes
+) -> Path:
+    """A result with random logits on two tasks, of two classes each or of the same four."""
+    config = RunConfig.preset("seq-mnist", method, seed=seed, tasks=2, **changes)
+    draw = torch.Generator().manual_seed(seed)
+    labels = [torch.arange(40) % 4] * 2 if shared else [torch.arange(40) % 2, torch.arange(40) % 2 + 2]
+    logits: dict[str, Tensor] = {}
+    for task, part in enumerate(labels):
+        logits[f"logits.{task}"] = 2 * torch.randn(40, classes, generator=draw)
+        logits[f"labels.{task}"] = part.clone()
+    matrix = torch.tensor([[90.0 + seed, 5.0], [60.0, 80.0]], dtype=torch.float64)
+    result = RunResult(config, matrix, matrix, torch.tensor([10.0, 10.0]), 1.0, logits=logits)
+    return results.save(result, folder)
+
+
+def test_calibration_and_recency_are_those_of_all_test_sets_together(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    logits = results.read(folder, tensors=True).logits
+    every = torch.cat([logits["logits.0"], logits["logits.1"]])
+    labels = torch.cat([logits["labels.0"], logits["labels.1"]])
+    analysis = analyze_run(folder, bins=7)
+    assert analysis.calibration == calibration(every, labels, 7)
+    assert analysis.recency == recency(every, [[0, 1], [2, 3]])
+    assert analysis.notes == ()
+    assert analysis.result.logits == {}
+
+
+def test_tasks_that_share_their_classes_have_no_recency(tmp_path: Path) -> None:
+    analysis = analyze_run(stored(tmp_path, shared=True))
+    assert analysis.calibration is not None
+    assert analysis.recency is None
+
+
+# --- what may be wrong with a run ---
+
+
+def test_a_run_without_logits_says_how_to_get_them(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    (folder / results.LOGITS).unlink()
+    analysis = analyze_run(folder)
+    assert (analysis.calibration, analysis.recency) == (None, None)
+    (note,) = analysis.notes
+    assert "keeps no logits" in note
+    assert f"holdfast run seq-mnist er --buffer-size 200 --seed 0 --set tasks=2 --out {tmp_path} --force" in note
+    summary = summarize("er", [analysis])
+    assert (summary.ece, summary.calibration, summary.recency_gap) == (None, None, None)
+    assert summary.transfer.forgetting is not None
+
+
+def test_a_run_without_weights_says_how_to_get_them(tmp_path: Path) -> None:
+    analysis = with_robustness(analyze_run(stored(tmp_path)), tmp_path)
+    assert analysis.robustness is None
+    assert "keeps no weights" in analysis.notes[0]
+    assert "--force" in analysis.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits.1": torch.full((40, 4), float("nan"))}, "NaN"),
+        ({"labels.1": torch.full((40,), 9)}, r"labels must lie in 0\.\.3"),
+        ({"labels.1": torch.zeros(3, dtype=torch.long)}, "one per row"),
+        ({"logits.1": torch.zeros(40, 7)}, "Sizes of tensors"),
+        ({"labels.2": torch.zeros(40, dtype=torch.long)}, "expected tensors"),
+    ],
+)
+def test_damaged_logits_name_the_file(tmp_path: Path, change: dict[str, Tensor], message: str) -> None:
+    folder = stored(tmp_path)
+    file = folder / results.LOGITS
+    save_file({**load_file(file), **change}, file)
+    with pytest.raises(DataError, match=message) as caught:
+        analyze_run(folder)
+    assert str(file) in str(caught.value)
+
+
+def test_folders_of_runs_are_found_once_each(tmp_path: Path) -> None:
+    first, second = sorted([stored(tmp_path, seed=0), stored(tmp_path, seed=1)])
+    (tmp_path / ".half-written").mkdir()
+    (tmp_path / ".half-written" / results.RESULT).write_text("{}")
+    (tmp_path / "figures").mkdir()
+    assert find_runs([tmp_path]) == [first, second]
+    assert find_runs([second, tmp_path]) == [second, first]
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="holds no result") as empty:
+        find_runs([tmp_path])
+    assert empty.value.exit_code == 1
+    with pytest.raises(UsageError, match="is not a folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_rerun_command_repeats_every_setting() -> None:
+    config = RunConfig.preset("rot-mnist", "simclr", seed=3, epochs=2, options=(("temperature", 0.2),))
+    command = rerun_command(config, Path("runs/abc"))
+    assert command == (
+        "holdfast run rot-mnist simclr --buffer-size 200 --seed 3 --set epochs=2 "
+        "--set regularizer.temperature=0.2 --out runs --force"
+    )
+    settings = [part for part in command.split() if "=" in part]
+    assert RunConfig.preset("rot-mnist", "simclr", seed=3).parse(settings) == config
+    assert "--buffer-size" not in rerun_command(RunConfig.preset("rot-mnist", "sgd"), Path("runs/abc"))
+
+
+# --- several seeds, several methods ---
+
+
+def test_a_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    runs = [analyze_run(stored(tmp_path, seed=seed)) for seed in (0, 1, 2)]
+    summary = summarize("er", runs)
+    assert summary.seeds == (0, 1, 2)
+    eces = [one.calibration.ece for one in runs if one.calibration]
+    assert summary.ece is not None
+    assert summary.ece.mean == pytest.approx(sum(eces) / 3)
+    assert summary.ece.low is not None
+    assert min(eces) <= summary.ece.low <= summary.ece.mean
+    expected = transfer([one.result.matrix.tolist() for one in runs], [one.result.untrained.tolist() for one in runs])
+    assert summary.transfer == expected
+    assert summary.recency is not None
+    assert summary.recency.task_probabilities[1] == pytest.approx(
+        sum(one.recency.task_probabilities[1] for one in runs if one.recency) / 3
+    )
+
+
+def test_pooled_bins_are_those_of_all_predictions(tmp_path: Path) -> None:
+    folders = [stored(tmp_path, seed=seed) for seed in (0, 1)]
+    parts = [results.read(folder, tensors=True).logits for folder in folders]
+    logits, labels = (torch.cat([p[f"{kind}.{t}"] for p in parts for t in (0, 1)]) for kind in ("logits", "labels"))
+    pooled = summarize("er", [analyze_run(folder) for folder in folders]).calibration
+    direct = calibration(logits, labels)
+    assert pooled is not None
+    assert pooled.count == direct.count
+    assert pooled.accuracy == pytest.approx(direct.accuracy)
+    assert pooled.confidence == pytest.approx(direct.confidence)
+    assert (pooled.ece, pooled.mce) == pytest.approx((direct.ece, direct.mce))
+
+
+def test_only_seeds_of_one_config_are_summed_up(tmp_path: Path) -> None:
+    runs = [analyze_run(stored(tmp_path)), analyze_run(stored(tmp_path, seed=1, lr=0.5))]
+    with pytest.raises(UsageError, match="nothing but their seed"):
+        summarize("er", runs)
+
+
+def test_joint_training_has_an_accuracy_and_no_transfer(tmp_path: Path) -> None:
+    config = RunConfig.preset("seq-mnist", "joint", tasks=2)
+    row = torch.tensor([[90.0, 70.0]], dtype=torch.float64)
+    analysis = RunAnalysis(tmp_path, RunResult(config, row, row, torch.zeros(2), 1.0), None, None)
+    summary = summarize("joint", [analysis])
+    assert summary.accuracy == Estimate(80.0, None, None)
+    assert summary.transfer.forgetting is None
+
+
+def certain(labels: Tensor, share: float, towards: int) -> Tensor:
+    """Confident logits, right for the first `share` of the samples, else for the class `towards`."""
+    said = torch.where(torch.arange(len(labels)) < share * len(labels), labels, towards)
+    return 12 * torch.nn.functional.one_hot(said, 4).float()
+
+
+def worse(folder: Path, method: str, share: float) -> RunAnalysis:
+    path = stored(folder, method)
+    kept = load_file(path / results.LOGITS)
+    for task in (0, 1):
+        kept[f"logits.{task}"] = certain(kept[f"labels.{task}"], share, towards=3)
+    save_file(kept, path / results.LOGITS)
+    return analyze_run(path)
+
+
+def test_claims_hold_or_not_by_the_numbers(tmp_path: Path) -> None:
+    er, good, bad = worse(tmp_path, "er", 0.5), worse(tmp_path, "linf", 0.9), worse(tmp_path, "mi", 0.2)
+    better = findings("here", [summarize("er", [er]), summarize("linf", [good])])
+    assert [claim.holds for claim in better.claims] == [True, True]
+    assert "ECE: er 37.5" in better.claims[0].detail
+    assert better.gains["linf"]["calibration"] == pytest.approx(48, abs=0.1)
+    assert (better.gains["linf"]["recency"] or 0) > 0
+    mixed = claims([summarize(name, [one]) for name, one in (("er", er), ("linf", good), ("mi", bad))])
+    assert [claim.holds for claim in mixed] == [False, False]
+    assert "mi 60" in mixed[0].detail
+    assert "linf" not in mixed[0].detail
+
+
+def test_without_er_nothing_is_claimed(tmp_path: Path) -> None:
+    found = findings("here", [summarize("linf", [analyze_run(stored(tmp_path, "linf"))])])
+    assert (found.gains, found.claims) == ({}, ())
+    assert json.loads(json.dumps(found.to_json()))["methods"][0]["method"] == "linf"
+
+
+def test_shared_classes_gain_no_recency(tmp_path: Path) -> None:
+    summaries = [summarize(m, [analyze_run(stored(tmp_path, m, shared=True))]) for m in ("er", "linf")]
+    gained = findings("here", summaries).gains["linf"]
+    assert gained["recency"] is None
+    assert gained["accuracy"] == 0
+
+
+# --- robustness, from the weights of a real run ---
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, photos: Tensor) -> None:
+    """A benchmark of two tasks on 8 x 8 photographs, bright against dark."""
+    small = torch.nn.functional.avg_pool2d(photos.float(), 4).to(torch.uint8)
+    bright = (small.float().mean((1, 2, 3)) > small.float().mean()).long()
+
+    def build(config: RunConfig, root: Path) -> Benchmark:
+        parts = [ImageSet(small[half::2], bright[half::2] + 2 * half) for half in (0, 1)]
+        tasks = tuple(Task((2 * t, 2 * t + 1), lambda part=part: part, part) for t, part in enumerate(parts))
+        return Benchmark(4, (3, 8, 8), tasks)
+
+    monkeypatch.setitem(BENCHMARKS._entries, "tiny", build)
+    monkeypatch.setitem(BENCHMARKS._descriptions, "tiny", "bright or dark")
+
+
+def trained(folder: Path, **changes) -> Path:
+    config = RunConfig(benchmark="tiny", method="er", buffer_size=10, epochs=5, batch_size=4, replay_size=4, **changes)
+    return results.save(run(config, data=folder, device="cpu"), folder)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_robustness_is_that_of_the_final_model(tmp_path: Path) -> None:
+    analysis = analyze_run(trained(tmp_path))
+    names, seen = ["contrast", "saturate"], []
+    found = with_robustness(
+        analysis, tmp_path, corruptions=names, severities=[1, 5], progress=lambda *at: seen.append(at)
+    ).robustness
+    config = analysis.config
+    benchmark = BENCHMARKS["tiny"](config, tmp_path)
+    model = build_model(config, benchmark)
+    model.load_state_dict(results.read(analysis.folder, tensors=True).weights)
+    images, labels = exam_images(config, tmp_path)
+    assert found == robustness(lambda x: predict(model, x, benchmark.normalize), images, labels, names, [1, 5])
+    assert found is not None
+    assert found.clean == pytest.approx(analysis.result.accuracy)
+    assert found.source == "generated"
+    assert len(seen) == 4
+    summary = summarize("er", [with_robustness(analysis, tmp_path, corruptions=names, severities=[1, 5])])
+    assert summary.robustness == found
+    assert summary.mra is None
+
+
+@pytest.mark.usefixtures("tiny")
+def test_weights_of_another_model_are_told(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    weights = load_file(folder / results.WEIGHTS)
+    save_file({**weights, "classifier.weight": torch.zeros(3, 100)}, folder / results.WEIGHTS)
+    with pytest.raises(DataError, match="does not fit the model") as caught:
+        with_robustness(analyze_run(folder), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_grey_images_leave_out_saturate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trained_on_mnist(tmp_path)
+    monkeypatch.setattr("holdfast.analysis.runs.exam_images", lambda *_: ImageSet(*few_digits()))
+    analysis = with_robustness(analyze_run(folder), tmp_path, corruptions=["contrast", "saturate"], severities=[1])
+    assert analysis.robustness is not None
+    assert list(analysis.robustness.accuracy) == ["contrast"]
+
+
+def trained_on_mnist(folder: Path) -> Path:
+    config = RunConfig.preset("seq-mnist", "er", train_limit=64)
+    return results.save(run(config, device="cpu"), folder)
+
+
+def few_digits() -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 256, (20, 1, 28, 28), dtype=torch.uint8), torch.arange(20) % 10
+
+
+def test_cifar10_runs_use_the_published_images_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.arange(10_000) % 10
+    test = ImageSet(torch.zeros(10_000, 3, 32, 32, dtype=torch.uint8), labels)
+    cifar10 = Dataset(ImageSet(test.images[:100], labels[:100]), test, 10)
+    monkeypatch.setattr("holdfast.analysis.runs.load", lambda *_: cifar10)
+    monkeypatch.setattr("holdfast.benchmarks.class_incremental.load", lambda *_: cifar10)
+    changes = {"model": "mlp", "epochs": 1, "precision": "float32"}
+    config = RunConfig.preset("seq-cifar10", "er", **changes)
+    analysis = analyze_run(results.save(run(config, data=tmp_path, device="cpu"), tmp_path / "runs"))
+    options = {"corruptions": ["fog"], "severities": [2]}
+    generated = with_robustness(analysis, tmp_path, **options).robustness
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    np.save(folder / "labels.npy", np.tile(labels.numpy(), 5))
+    np.lib.format.open_memmap(folder / "fog.npy", "w+", np.uint8, PublishedCorruptions.SHAPE).flush()
+    published = with_robustness(analysis, tmp_path, **options).robustness
+    assert (generated and generated.source, published and published.source) == ("generated", "published")
+    assert published is not None
+    assert published.accuracy["fog"] == [published.clean]

@@ -1,0 +1,114 @@
+"""The page in a real browser."""
+
+import pytest
+
+from holdfast.report import gather, write_report
+from holdfast.results import save
+
+from .browser import Browser, chromium
+from .conftest import PAPER, run
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="no chromium and chromedriver on PATH")
+
+VISIBLE = "return document.querySelector('#experiment-table1 table').checkVisibility()"
+ROWS = """
+const table = [...document.querySelectorAll('#experiment-table1 table')].find(t => t.rows.length > 8);
+return [...table.tBodies[0].rows].map(row => row.cells[0].textContent)
+"""
+HEADING = "[...document.querySelectorAll('#experiment-table1 table')].find(t => t.rows.length > 8).tHead.rows[0].cells"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    nasty = "<script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
+    for result in (*PAPER, run("er", 80.0), run("l2", 85.0), run(nasty, 70.0, benchmark=nasty)):
+        save(result, folder / "runs")
+    return write_report(gather([folder / "runs"]), folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser, page):
+    browser.resize(1280, 900)
+    browser.prefer("light")
+    browser.open(page)
+    browser.run("localStorage.clear(); delete document.documentElement.dataset.theme")
+    browser.open(page)
+    return browser
+
+
+def test_opens_without_errors_and_shows_the_tables(opened):
+    assert opened.errors() == []
+    assert opened.run(VISIBLE) is True
+    assert opened.run("return window.broken === undefined")
+    assert opened.run("return document.querySelectorAll('svg').length") >= 3
+    box = opened.run("return document.querySelector('figure svg').getBoundingClientRect().toJSON()")
+    assert box["width"] > 300
+    assert box["height"] > 50
+
+
+def test_sorts_by_a_column_both_ways(opened):
+    before = opened.run(ROWS)
+    assert before[0] == "er"
+    opened.run(f"{HEADING}[1].querySelector('button').click()")
+    assert opened.run(ROWS)[:3] == ["mse", "l2", "er"]
+    assert opened.run(f"return {HEADING}[1].getAttribute('aria-sort')") == "descending"
+    opened.run(f"{HEADING}[1].querySelector('button').click()")
+    assert opened.run(ROWS)[:3] == ["er", "l2", "mse"]  # rows without a number stay at the end
+    assert opened.run(f"return {HEADING}[1].getAttribute('aria-sort')") == "ascending"
+    opened.run(f"{HEADING}[0].querySelector('button').click()")
+    assert opened.run(ROWS) == sorted(before)
+    assert opened.run(f"return {HEADING}[1].hasAttribute('aria-sort')") is False
+
+
+def background(browser):
+    return browser.run("return getComputedStyle(document.body).backgroundColor")
+
+
+def test_switches_theme_and_remembers(opened, page):
+    light = background(opened)
+    assert light == "rgb(255, 255, 255)"
+    opened.prefer("dark")
+    dark = background(opened)
+    assert dark != light
+    button = "document.getElementById('theme')"
+    assert opened.until(f"return {button}.textContent", "Light theme")
+    opened.run(f"{button}.click()")
+    assert background(opened) == light
+    assert opened.run(f"return {button}.textContent") == "Dark theme"
+    opened.open(page)
+    assert background(opened) == light  # chosen by hand, although the system prefers dark
+    opened.run(f"{button}.click()")
+    line = "return getComputedStyle(document.querySelector('svg text')).fill"
+    in_dark = opened.run(line)
+    opened.run(f"{button}.click()")
+    assert opened.run(line) != in_dark  # figures follow
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_fits_the_screen(opened, width):
+    opened.resize(width, 800)
+    assert opened.run("return document.documentElement.scrollWidth") <= width
+    assert opened.run(VISIBLE) is True
+
+
+def test_a_link_into_a_closed_block_opens_it(opened, page):
+    identity = "figure-accuracy-matrices-toy-buffer-200"
+    opened.run(f"location.hash = '#{identity}'")
+    assert opened.until(f"return document.getElementById('{identity}').closest('details').open", True)
+
+
+def test_everything_that_acts_can_be_reached_by_keyboard(opened):
+    wanted = opened.run(
+        """
+        const all = [...document.querySelectorAll('a, button, summary, .scroll, .picture')];
+        return all.filter(e => e.tabIndex < 0).length
+        """
+    )
+    assert wanted == 0

@@ -1,0 +1,74 @@
+import sys
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.results import save
+
+from .conftest import PAPER
+
+
+@pytest.fixture
+def report(monkeypatch, capfd, tmp_path):
+    """Call `holdfast report` in an empty folder; gives (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for result in PAPER:
+        save(result, tmp_path / "runs")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["holdfast", "report", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capfd.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_html_goes_to_a_file(report, tmp_path):
+    code, out, err = report("runs")
+    assert (code, out) == (0, "")
+    assert "10 results -> report.html" in err
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_tables_go_to_standard_output_or_a_file(report, tmp_path):
+    code, out, _ = report("runs", "--format", "markdown", "--experiment", "table1")
+    assert code == 0
+    assert "| er | 52.00 ± 1.00 (3) ✓ | 51.76 ± 2.19 |" in out
+    code, out, _ = report("runs", "--format", "csv", "--out", "cells.csv")
+    assert (code, out) == (0, "")
+    assert (tmp_path / "cells.csv").read_text().startswith("experiment,")
+
+
+def test_skipped_files_are_named(report, tmp_path):
+    (tmp_path / "runs" / "[red]cut.json").write_text("{")
+    code, _, err = report("runs")
+    assert code == 0
+    assert "skipped runs/[red]cut.json: damaged" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 2, "nowhere is not a folder"),
+        (["empty"], 1, "no results in empty"),
+        (["runs", "--format", "pdf"], 2, "unknown format 'pdf'"),
+        (["runs", "--experiment", "tabel1"], 2, "did you mean 'table1'"),
+        (["runs", "--out", "runs"], 1, "could not be written"),
+    ],
+)
+def test_bad_requests_are_answered_in_a_sentence(report, tmp_path, arguments, code, message):
+    (tmp_path / "empty").mkdir()
+    got, _, err = report(*arguments)
+    assert got == code
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_figures_on_request(report, tmp_path):
+    code, _, err = report("runs", "--figures", "figures")
+    assert code == 0
+    assert "figures -> figures" in err
+    assert list((tmp_path / "figures").glob("*.svg"))

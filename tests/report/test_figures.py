@@ -1,0 +1,150 @@
+import itertools
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from holdfast.report.charts import comparison_bars, comparison_charts
+from holdfast.report.figures import accuracy_over_tasks, draw_bars, draw_profiles, save_figure, spread
+from holdfast.report.groups import comparisons
+from holdfast.report.inline import inline_svg
+from holdfast.report.numbers import Numbers
+from holdfast.report.series import Bar, Course, Profile
+from holdfast.report.styles import DARK, LIGHT, METHODS, OTHERS, method_order, method_style
+
+from .conftest import run
+
+
+def luminance(color):
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def pairs():
+    for theme in (LIGHT, DARK):
+        for text in ("ink", "muted", "link", "good", "bad", "warn", "open"):
+            for ground in ("paper", "surface"):
+                yield theme[text], theme[ground]
+        for status in ("good", "bad", "warn", "open"):
+            yield theme[status], theme[f"{status}-bg"]
+            yield theme["ink"], theme[f"{status}-bg"]
+            yield theme["muted"], theme[f"{status}-bg"]
+    for style in (*METHODS.values(), *OTHERS):
+        yield style.color, LIGHT["paper"]
+        yield style.dark, DARK["paper"]
+
+
+@pytest.mark.parametrize(("text", "ground"), sorted(set(pairs())))
+def test_all_text_has_enough_contrast(text, ground):
+    assert contrast(text, ground) >= 4.5
+
+
+def test_each_method_has_a_look_of_its_own():
+    looks = [(style.dash, style.marker) for style in METHODS.values()]
+    colors = [style.color for style in METHODS.values()]
+    assert len(set(colors)) == len(METHODS)
+    assert len(set(looks)) >= len(METHODS) - 1  # Even without colour; er and l2 share a marker, not a dash.
+
+
+def test_methods_from_outside_get_looks_in_turn():
+    assert method_order(["zeta", "mse", "er", "alef"]) == ["er", "mse", "alef", "zeta"]
+    assert method_style("zeta", ["alef", "er"]) == OTHERS[1]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=13), st.floats(0.1, 5))
+def test_spread_keeps_distance_order_and_bounds(wanted, gap):
+    places = spread(wanted, gap, 0, 100)
+    assert all(-1e-6 <= place <= 100 + 1e-6 for place in places)
+    ordered = sorted(places)
+    assert all(b - a >= gap - 1e-6 for a, b in itertools.pairwise(ordered))
+    for (want_a, place_a), (want_b, place_b) in itertools.combinations(zip(wanted, places, strict=True), 2):
+        if want_a < want_b:
+            assert place_a < place_b
+
+
+def test_labels_that_do_not_overlap_stay_where_they_are():
+    assert spread([10.0, 50.0], 5.0, 0.0, 100.0) == [10.0, 50.0]
+
+
+def test_a_figure_is_saved_with_its_numbers(tmp_path):
+    figure = accuracy_over_tasks(["er", "mse"], [torch.eye(3) * 90, torch.eye(3) * 80], title="a title")
+    path = save_figure(figure, tmp_path / "deep" / "picture", Numbers(("x",), [(1,)]))
+    assert path == tmp_path / "deep" / "picture.png"
+    assert {file.suffix for file in path.parent.iterdir()} == {".png", ".svg", ".csv", ".json"}
+    assert path.with_suffix(".csv").read_text() == "x\n1\n"
+    assert "a title" in path.with_suffix(".svg").read_text()
+
+
+def texts_of(figure):
+    """Every text that is drawn; tick labels outside of the axes are made but not drawn."""
+    yield from figure.texts
+    for panel in figure.axes:
+        yield from (*panel.texts, panel.title, panel._left_title, panel.xaxis.label, panel.yaxis.label)
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks():
+                if low <= tick.get_loc() <= high:
+                    yield from (label for label in (tick.label1, tick.label2) if label.get_visible())
+
+
+def drawn(figure):
+    """The texts of a figure that fall outside of it, and pairs of texts that overlap."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    edge, renderer = figure.bbox, canvas.get_renderer()
+    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts_of(figure) if t.get_text().strip()]
+    outside = [t for t, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > edge.x1 + 1 or box.y1 > edge.y1 + 1]
+    overlapping = [
+        (one[0], other[0])
+        for one, other in itertools.combinations(boxes, 2)
+        if one[1].shrunk(0.9, 0.75).overlaps(other[1].shrunk(0.9, 0.75))
+    ]
+    return outside, overlapping
+
+
+@pytest.mark.parametrize(("tasks", "title"), [(2, "rot-mnist, buffer 200"), (5, ""), (20, "rot-mnist, buffer 200")])
+def test_no_text_is_clipped_or_overlaps_with_all_methods(tasks, title):
+    runs = [run(method, 80 + place / 50, tasks=tasks) for place, method in enumerate(METHODS)]
+    (comparison,) = comparisons(runs)
+    for chart in (*comparison_charts(comparison), comparison_bars(comparison)):
+        assert drawn(chart.draw(title=title)) == ([], []), chart.title
+
+
+def test_bars_with_published_numbers_and_missing_ones():
+    nan = float("nan")
+    bars = [Bar("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Bar("l2", "l2", nan, nan, 0, 85.0, nan)]
+    figure = draw_bars(bars, title="t")
+    assert drawn(figure) == ([], [])
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == ["80.00 ± 1.00 (3)", "no result yet"]
+
+
+def test_profiles_have_a_panel_for_the_published_only_where_there_is_any():
+    nan = float("nan")
+    ours = Course((1.0, 2.0), (nan, nan))
+    assert len(draw_profiles([Profile("er", "er", ours, (nan, nan))], ["10", "20"]).axes) == 1
+    assert len(draw_profiles([Profile("er", "er", ours, (1.5, nan))], ["10", "20"]).axes) == 2
+
+
+def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():
+    name = "<b>$x_1$ & 1.23456"
+    (comparison,) = comparisons([run(name, 80.0), run("er", 70.0)])
+    svg = inline_svg(comparison_charts(comparison)[0].draw(), "fig", 'say "cheese" <now>')
+    assert svg.startswith('<svg role="img" aria-label="say &quot;cheese&quot; &lt;now&gt;"')
+    assert "http" not in svg
+    assert "&lt;b&gt;$x_1$ &amp; 1.23456" in svg
+    assert "<b>" not in svg
+    assert "var(--m-er)" in svg
+    assert "var(--ink)" in svg
+    assert not re.search(r'id="(?!fig-)', svg)
+    assert all(f'id="{target}"' in svg for target in re.findall(r'(?:url\(|href=")#([^)"]+)', svg))

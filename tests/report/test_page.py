@@ -1,0 +1,282 @@
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from holdfast.errors import UsageError
+from holdfast.report import gather, render_report, write_figures, write_report
+from holdfast.results import save
+
+from .conftest import PAPER, make, paper_run, run, square
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, text and parents; raises where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self._open = [], []
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attributes):
+        element = {"tag": tag, "text": "", "inside": [e["tag"] for e in self._open], **dict(attributes)}
+        self.elements.append(element)
+        if tag not in VOID:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append({"tag": tag, "text": "", "inside": [e["tag"] for e in self._open], **dict(attributes)})
+
+    def handle_endtag(self, tag):
+        assert self._open[-1]["tag"] == tag, (self._open[-1], tag)
+        self._open.pop()
+
+    def handle_data(self, data):
+        for element in self._open:
+            element["text"] += data
+
+    def all(self, tag, **attributes):
+        wanted = {name.rstrip("_"): value for name, value in attributes.items()}
+        return [e for e in self.elements if e["tag"] == tag and wanted.items() <= e.items()]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    for result in (*PAPER, run("er", 80.0), run("l2", 85.0), run("l2", 86.0, seed=1), run("joint", 95.0)):
+        save(result, folder)
+    return render_report(gather([folder]))
+
+
+def test_structure_and_accessibility(page):
+    parsed = Page(page)
+    (html,) = parsed.all("html")
+    assert html["lang"] == "en"
+    assert len(parsed.all("h1")) == len(parsed.all("title")) == len(parsed.all("main")) == 1
+    assert parsed.all("a", class_="skip")[0]["href"] == "#main"
+    ids = [element["id"] for element in parsed.elements if "id" in element]
+    assert len(ids) == len(set(ids))
+    for link in parsed.all("a"):
+        assert link["href"].startswith(("#", "data:text/csv"))
+        assert link["text"].strip()
+        if link["href"].startswith("#"):
+            assert link["href"][1:] in ids
+    levels = [int(e["tag"][1]) for e in parsed.elements if re.fullmatch("h[1-6]", e["tag"])]
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert parsed.all("svg")
+    for svg in parsed.all("svg"):
+        assert svg["role"] == "img"
+        assert len(svg["aria-label"]) > 20
+    for table in parsed.all("table"):
+        assert "section" in table["inside"]
+    assert len(parsed.all("caption")) == len(parsed.all("table"))
+    for heading in parsed.all("th", scope="col"):
+        assert heading["text"].strip()
+    assert len(parsed.all("button", type="button")) == len(parsed.all("th", scope="col")) + 1
+
+
+def test_nothing_comes_from_elsewhere(page):
+    assert not re.search(r"https?:|//[a-z]", page.replace("http-equiv", ""))
+    assert "@import" not in page
+    for element in Page(page).elements:
+        assert "src" not in element
+        assert element["tag"] not in ("link", "iframe", "object", "embed", "img")
+
+
+def test_the_numbers_are_there(page):
+    parsed = Page(page)
+    text = " ".join(parsed.all("main")[0]["text"].split())
+    assert "52.00 ± 1.00 (3)" in text
+    assert "paper 51.76 ± 2.19" in text
+    (differs,) = parsed.all("td", class_="differs")
+    assert "80.00 ± 1.00 (3)" in differs["text"]
+    assert "✗" in differs["text"]
+    assert "differs from the paper" in differs["text"]
+    assert float(differs["data-value"]) == 80.0
+    assert "Accuracy over tasks: toy, buffer 200" in text
+    assert "85.50 ± 0.71 (2)" in text
+    tiles = {d["text"].strip() for d in parsed.all("dd") if "section" in d["inside"]}
+    assert any(tile.startswith("3 of 4 compared") for tile in tiles)
+
+
+def test_claims_come_with_their_numbers(page):
+    claims = [item for item in Page(page).all("li") if item.get("class") in ("supported", "refuted", "not-enough-data")]
+    assert len(claims) >= 4
+    assert "2 of 2 checks hold" in claims[0]["text"]
+    assert "l2 62.00, er 52.00" in claims[0]["text"]
+
+
+def test_every_run_tells_how_it_came_about(page):
+    text = " ".join(Page(page).all("section", id="runs")[0]["text"].split())
+    for result in PAPER:
+        assert result.config.fingerprint in text
+    assert "holdfast 0.1.0 (0123456), torch 2.13.0, Python 3.11.7" in text
+    assert "x86_64 (cpu, threads 1)" in text
+    assert "replay size" in text
+
+
+def test_downloads_hold_the_numbers(page):
+    from urllib.parse import unquote
+
+    downloads = {a["download"]: unquote(a["href"].partition(",")[2]) for a in Page(page).all("a") if "download" in a}
+    assert downloads["runs.csv"].count("\n") == 1 + len(PAPER) + 4
+    assert "table1,buffer 200,er,mnist-360,accuracy,52,1,3,51.76" in downloads["cells.csv"]
+    assert "er,3,80," in downloads["figure-accuracy-over-tasks-toy-buffer-200.csv"]
+
+
+def test_what_comes_from_files_is_text(stored):
+    nasty = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
+    result = run(nasty, 80.0, benchmark=nasty, model=nasty)
+    result.environment.update(device=nasty, torch=nasty)
+    text = render_report(stored(result))
+    result.environment.update(device="x86_64", torch="2.13.0")
+    parsed = Page(text)
+    assert len(parsed.all("script")) == 1
+    assert not parsed.all("img")
+    assert "<script>alert" not in text
+    assert nasty in parsed.all("section", id="runs")[0]["text"]
+    assert not any(name.startswith("on") for element in parsed.elements for name in element)
+
+
+def test_only_the_pages_own_script_may_run(page):
+    from base64 import b64encode
+    from hashlib import sha256
+
+    (policy,) = [meta["content"] for meta in Page(page).all("meta") if "http-equiv" in meta]
+    (script,) = Page(page).all("script")
+    digest = b64encode(sha256(script["text"].encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_the_same_results_give_the_same_page(stored):
+    results = stored(*PAPER, run("er", 80.0), run("l2", 85.0))
+    assert render_report(results) == render_report(results)
+
+
+def test_a_single_run_is_enough(stored):
+    parsed = Page(render_report(stored(run("er", 80.0))))
+    assert "1 result on toy" in parsed.all("header")[0]["text"]
+    assert not parsed.all("section", id="claims")
+    assert parsed.all("section", id="other")
+
+
+def test_one_experiment_alone(stored):
+    text = render_report(stored(*PAPER), experiment="table1")
+    parsed = Page(text)
+    assert parsed.all("h1")[0]["text"] == "Holdfast: table1"
+    assert parsed.all("section", id="experiment-table1")
+
+
+def test_damaged_and_foreign_files_are_named_and_skipped(stored, tmp_path):
+    stored(*PAPER)
+    folder = tmp_path / "results"
+    (folder / "notes.json").write_text('{"shopping": "milk"}')
+    (folder / "cut.json").write_text('{"config": {')
+    other = json.loads(next(folder.glob("*/result.json")).read_text())
+    (folder / "old.json").write_text(json.dumps({**other, "protocol": 0}))
+    odd = make(run("er").config, square(80.0))
+    odd.matrix.mul_(3)
+    save(odd, folder)
+    results = gather([folder])
+    assert len(results) == len(PAPER)
+    assert len(results.skipped) == 4
+    text = " ".join(Page(render_report(results)).all("section", id="skipped")[0]["text"].split())
+    for reason in (
+        "notes.json: not a result",
+        "cut.json: damaged",
+        "old.json: of protocol 0",
+        "not a table of percentages",
+    ):
+        assert reason in text
+
+
+def test_damaged_logits_cost_one_run_only(stored, tmp_path):
+    good, bad = (paper_run("er", 55.0, seed, 500, "seq-cifar10") for seed in (0, 1))
+    stored(good, bad)
+    (tmp_path / "results" / bad.config.fingerprint / "logits.safetensors").write_bytes(b"rubbish")
+    text = render_report(gather([tmp_path / "results"]))
+    assert "logits.safetensors is not readable" in text
+    assert "1 result on seq-cifar10" in text
+
+
+def test_analyses_on_request_from_the_logits_there_are(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for method, final in (("er", 70.0), ("l2", 80.0)):
+        result = run(method, final, tasks=2)
+        for task in range(2):
+            result.logits[f"logits.{task}"] = 4 * torch.randn(50, 4, generator=generator)
+            result.logits[f"labels.{task}"] = torch.arange(50) % 2 + 2 * task
+        save(result, tmp_path)
+    save(run("mse", 85.0, tasks=2), tmp_path)
+    damaged = run("kl", 60.0, tasks=2)
+    save(damaged, tmp_path)
+    (tmp_path / damaged.config.fingerprint / "logits.safetensors").write_bytes(b"rubbish")
+    assert "analyses-toy" not in render_report(gather([tmp_path]))
+    parsed = Page(render_report(gather([tmp_path]), analyses=True))
+    (section,) = parsed.all("section", id="analyses-toy-buffer-200")
+    assert "reliability" in section["text"]
+    assert "logits.safetensors is not readable" in parsed.all("section", id="skipped")[0]["text"]
+
+
+def test_results_without_logits_in_single_files_count(stored, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for result in PAPER:
+        (kept / f"{result.config.fingerprint}.json").write_text(json.dumps(result.to_json()))
+    assert render_report(gather([kept])) == render_report(gather([kept, kept]))
+    assert len(gather([kept])) == len(PAPER)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="is not a folder"):
+        gather([tmp_path / "nowhere"])
+
+
+def test_the_page_is_written_whole(stored, tmp_path):
+    path = write_report(stored(*PAPER), tmp_path / "deep" / "report.html")
+    assert path.read_text().endswith("</html>\n") or path.read_text().endswith("</html>")
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+    assert path.stat().st_size < 500_000
+
+
+def test_figures_are_written_with_their_numbers(stored, tmp_path):
+    written = write_figures(stored(run("er", 80.0), run("l2", 85.0)), tmp_path / "figures")
+    assert [path.name for path in written] == [
+        "final-accuracy-toy-buffer-200.png",
+        "accuracy-over-tasks-toy-buffer-200.png",
+        "accuracy-matrices-toy-buffer-200.png",
+    ]
+    assert all(path.with_suffix(suffix).exists() for path in written for suffix in (".svg", ".csv", ".json"))
+
+
+def test_a_full_page_leaves_figures_out_and_says_so(stored, monkeypatch):
+    from holdfast.report import page
+
+    monkeypatch.setattr(page, "FIGURES_BUDGET", 1_000)
+    parsed = Page(render_report(stored(run("er", 80.0), run("l2", 85.0))))
+    assert len(parsed.all("svg")) == 1
+    assert "2 more figures are left out" in parsed.all("section", id="other")[0]["text"]
+
+
+@pytest.mark.slow
+def test_a_thousand_results_are_quick_and_small(tmp_path):
+    import time
+
+    from holdfast.experiments import EXPERIMENTS
+
+    configs = list(dict.fromkeys(c for e in EXPERIMENTS.values() for c in e.configs(range(5))))[:1000]
+    for number, config in enumerate(configs):
+        tasks = config.tasks or 5
+        save(make(config, square(40 + number % 50, 1 if config.method == "joint" else tasks)), tmp_path / "many")
+    begin = time.perf_counter()
+    path = write_report(gather([tmp_path / "many"]), tmp_path / "report.html")
+    assert time.perf_counter() - begin < 20
+    assert path.stat().st_size < 5_000_000

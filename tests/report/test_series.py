@@ -1,0 +1,81 @@
+import json
+import math
+
+import pytest
+import torch
+
+from holdfast.report.groups import comparisons
+from holdfast.report.numbers import Numbers
+from holdfast.report.series import bar_numbers, bars, curve_numbers, curves, heatmap_numbers, heatmaps, mean_over_seen
+
+from .conftest import make, run
+
+
+def two_seeds():
+    first, second = run("er", seed=0), run("er", seed=1)
+    nan = float("nan")
+    one = torch.tensor([[90.0, nan], [60.0, 80.0]], dtype=torch.float64)
+    other = torch.tensor([[94.0, nan], [70.0, 90.0]], dtype=torch.float64)
+    return make(first.config.change(tasks=2), one), make(second.config.change(tasks=2), other)
+
+
+def test_mean_over_seen_ignores_tasks_to_come():
+    assert mean_over_seen(two_seeds()[0].matrix).tolist() == [90.0, 70.0]
+
+
+def test_curves_are_means_and_spreads_over_seeds():
+    (comparison,) = comparisons(two_seeds())
+    (line,) = curves(comparison)
+    assert line.seeds == 2
+    assert line.seen.mean == (92.0, 75.0)  # (90 + 94) / 2; ((60 + 80) / 2 + (70 + 90) / 2) / 2
+    assert line.seen.std == pytest.approx((math.sqrt(8), math.sqrt(50)))
+    assert line.first.mean == (92.0, 65.0)
+    assert not line.is_level
+
+
+def test_joint_training_is_a_level_and_no_heat_map():
+    (comparison,) = comparisons([run("joint", 95.0), run("sgd", 20.0)])
+    level, line = curves(comparison)
+    assert level.is_level
+    assert level.seen.mean == (95.0,)
+    assert not line.is_level
+    assert [heatmap.label for heatmap in heatmaps(comparison)] == ["sgd"]
+
+
+def test_a_stream_without_tasks_has_no_curves():
+    (comparison,) = comparisons([run("er", tasks=1)])
+    assert curves(comparison) == []
+    assert heatmaps(comparison) == []
+
+
+def test_heat_maps_are_means_over_seeds():
+    (heatmap,) = heatmaps(comparisons(two_seeds())[0])
+    assert heatmap.rows[1] == (65.0, 85.0)
+    assert math.isnan(heatmap.rows[0][1])
+    assert heatmap_numbers([heatmap]).rows == [("er", 1, 1, 92.0, 2), ("er", 2, 1, 65.0, 2), ("er", 2, 2, 85.0, 2)]
+
+
+def test_bars_are_final_accuracies():
+    (bar,) = bars(comparisons(two_seeds())[0])
+    assert (bar.label, bar.mean, bar.seeds) == ("er", 75.0, 2)
+    assert bar.std == pytest.approx(math.sqrt(50))
+
+
+def test_one_seed_has_no_spread():
+    (bar,) = bars(comparisons([run("er", 80.0)])[0])
+    assert math.isnan(bar.std)
+    assert bar_numbers([bar]).csv().splitlines()[1] == "er,80,,1,,"
+
+
+def test_numbers_behind_curves_are_exported():
+    lines = curves(comparisons(two_seeds())[0])
+    text = curve_numbers(lines).csv().splitlines()
+    assert text[0] == "line,after_task,seen_tasks_mean,seen_tasks_std,first_task_mean,first_task_std,seeds"
+    assert text[2].startswith("er,2,75,7.07107,65,")
+    assert json.loads(curve_numbers(lines).json())[1]["seen_tasks_mean"] == 75.0
+
+
+def test_csv_disarms_formulas_and_quotes():
+    text = Numbers(("a", "b"), [("=1+1", -2), ('x,"y"', float("nan"))]).csv()
+    assert text == 'a,b\n\'=1+1,-2\n"x,""y""",\n'
+    assert json.loads(Numbers(("a",), [(float("nan"),)]).json()) == [{"a": None}]

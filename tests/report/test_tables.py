@@ -1,0 +1,68 @@
+import csv
+import io
+
+import pytest
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.experiments import EXPERIMENTS, assess
+from holdfast.report import latex_table, markdown_table, render_report
+from holdfast.report.tables import cell_numbers, standing
+
+from .conftest import PAPER, paper_run, run
+
+
+def test_markdown_has_ours_beside_the_published(stored):
+    lines = markdown_table("table1", stored(*PAPER)).splitlines()
+    assert "**buffer 200**" in lines
+    assert "**buffer 500**" not in lines  # nothing there yet
+    heading = lines[lines.index("**buffer 200**") + 2]
+    assert heading == "|  | mnist-360 | published |"
+    assert "| er | 52.00 ± 1.00 (3) ✓ | 51.76 ± 2.19 |" in lines
+    assert "| mse | 80.00 ± 1.00 (3) ✗ | 59.04 ± 1.69 |" in lines
+    assert "| l1 | – | 57.28 ± 2.04 |" in lines
+    assert "| sgd | 21.00 (1) ✓ | 21.09 ± 0.21 |" in lines
+
+
+def test_agreement_by_mere_spread_is_marked(stored):
+    wild = [paper_run("dino", value, seed) for seed, value in enumerate((5.0, 50.0, 90.0))]
+    table = assess(EXPERIMENTS["table1"], stored(*wild[:2], paper_run("dino", 5.0, 2)))
+    (verdict,) = [v for v in table.verdicts if v.n]
+    assert verdict.status == "agrees"
+    assert standing(verdict) == "doubtful"  # 20 against 47.16, with a spread of 26
+    assert "≈" in markdown_table("table1", stored())
+
+
+def test_latex_compiles_in_principle(stored):
+    text = latex_table(EXPERIMENTS["table1"], stored(*PAPER))
+    assert r"er & 52.00 $\pm$ 1.00 (3) $\checkmark$ & 51.76 $\pm$ 2.19 \\" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    assert "±" not in text
+    assert "✓" not in text
+
+
+def test_csv_holds_every_cell(stored):
+    table = assess(EXPERIMENTS["table1"], stored(*PAPER))
+    rows = list(csv.DictReader(io.StringIO(cell_numbers([table]).csv())))
+    assert len(rows) == len(table.verdicts)
+    (er,) = [r for r in rows if (r["row"], r["column"], r["group"]) == ("er", "mnist-360", "buffer 200")]
+    assert (er["mean"], er["std"], er["n"], er["published_mean"], er["status"]) == ("52", "1", "3", "51.76", "agrees")
+
+
+def test_reports_of_several_formats(stored):
+    results = stored(*PAPER)
+    assert render_report(results, "markdown").startswith("## Accuracy of ER")
+    assert render_report(results, "latex").startswith("% Accuracy of ER")
+    assert render_report(results, "csv").startswith("experiment,group,row")
+    assert "No result of alpha yet" in render_report(results, "markdown", "alpha")
+    with pytest.raises(UsageError, match="unknown format 'pdf'"):
+        render_report(results, "pdf")
+    with pytest.raises(UsageError, match="did you mean 'table1'"):
+        render_report(results, "markdown", "tabel1")
+
+
+def test_runs_outside_the_paper_are_csv_rows_and_no_tables(stored):
+    results = stored(run("er", 80.0))
+    (row,) = csv.DictReader(io.StringIO(render_report(results, "csv")))
+    assert (row["benchmark"], row["accuracy"], row["torch"]) == ("toy", "80", "2.13.0")
+    with pytest.raises(HoldfastError, match="no experiment of the paper has results here"):
+        render_report(results, "markdown")

@@ -1,0 +1,174 @@
+"""The same grid on a Ray cluster: a real one of two nodes, one of which is killed."""
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.experiments import load_results
+from holdfast.sweep import sweep
+from holdfast.sweep.cluster import RayEngine, Remote
+from test_sweep import GRID, HOPELESS, inline, leftovers, matrices, same, tiny
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'holdfast[cluster]'")
+
+# Ray's own imports and sockets warn.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_unreachable_address_is_told_at_once(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(HoldfastError, match=rf"the Ray cluster at {address} cannot be reached: Connection refused"):
+            sweep(GRID, tmp_path, engine=RayEngine(address), device="cpu")
+    assert time.monotonic() - began < 15
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("address", ["somewhere", "host:port", "ray://host"])
+def test_address_that_is_none(tmp_path, address):
+    with pytest.raises(UsageError, match=r"--address must be host:port, ray://host:port or auto"):
+        sweep(GRID, tmp_path, engine=RayEngine(address), device="cpu")
+
+
+def test_no_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"install the extra 'cluster' \(pip install 'holdfast\[cluster\]'\)"):
+        RayEngine()
+
+
+def test_results_behind_an_address(tmp_path):
+    sweep(GRID[:1], tmp_path / "node", engine=inline)
+    (stored,) = load_results(tmp_path / "node")
+    url = (tmp_path / "shared").as_uri()
+    Remote(url).save(stored.path.parent)
+    assert {path.name for path in (tmp_path / "shared" / GRID[0].fingerprint).iterdir()} == {
+        "result.json",
+        "logits.safetensors",
+        "weights.safetensors",
+    }
+    Remote(url, tmp_path / "mirror").fetch()
+    assert same(matrices(tmp_path / "mirror"), matrices(tmp_path / "node"))
+
+
+def test_half_an_upload_is_no_result(tmp_path, monkeypatch):
+    sweep(GRID[:1], tmp_path / "node", engine=inline)
+    (stored,) = load_results(tmp_path / "node")
+    remote = Remote((tmp_path / "shared").as_uri(), tmp_path / "mirror")
+    put, sent = remote._files.put_file, []
+
+    def break_off(source, target):
+        if sent:
+            raise OSError("connection lost")
+        sent.append(target)
+        put(source, target)
+
+    monkeypatch.setattr(remote._files, "put_file", break_off, raising=False)
+    with pytest.raises(OSError, match="connection lost"):
+        remote.save(stored.path.parent)
+    remote.fetch()
+    assert sent
+    assert matrices(tmp_path / "mirror") == {}
+
+
+def test_address_of_a_kind_nobody_knows():
+    with pytest.raises(UsageError, match=r"nosuch://place cannot be used for results"):
+        Remote("nosuch://place")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two nodes with one processor each, which find modules in the folder `cluster.plugins`."""
+    from ray.cluster_utils import Cluster
+
+    plugins = tmp_path_factory.mktemp("plugins")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(plugins))
+        yield from _two_nodes(Cluster, plugins)
+
+
+def _two_nodes(Cluster, plugins):
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.plugins, made.second = plugins, made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+def test_two_nodes_and_an_address_for_results(tmp_path, cluster):
+    sweep(GRID[:2], tmp_path / "here", engine=inline)
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    remote = Remote((tmp_path / "shared").as_uri(), mirror)
+    engine = RayEngine(cluster.address, device="cpu", remote=remote)
+    summary = sweep([HOPELESS, *GRID[:2]], mirror, engine=engine)
+    assert sorted(config.seed for config in summary.done) == [0, 1]
+    assert "no longer finite" in summary.failed[HOPELESS]
+    assert same(matrices(mirror), matrices(tmp_path / "here"))
+    assert same(matrices(tmp_path / "shared"), matrices(tmp_path / "here"))
+
+
+BOOKKEEPER = """
+from pathlib import Path
+import ray
+from holdfast.sweep import engine
+
+real_run = engine.run
+
+def run(config, **rest):
+    with Path({log!r}).open("a") as log:
+        log.write(f"{{config.seed}} {{ray.get_runtime_context().get_node_id()}}\\n")
+    return real_run(config, **rest)
+
+engine.run = run
+"""
+
+
+@pytest.mark.slow
+def test_killed_node_costs_its_runs_a_restart_and_nothing_else(tmp_path, cluster):
+    """The second node is killed as soon as it has begun a run."""
+    log = tmp_path / "log"
+    log.touch()
+    (cluster.plugins / "bookkeeper.py").write_text(BOOKKEEPER.format(log=str(log)))
+    grid = [tiny(seed, train_limit=20_000, tasks=3) for seed in range(6)]
+    doomed = cluster.second.node_id
+    engine = RayEngine(cluster.address, device="cpu")
+
+    def kill_its_node(configs, job, emit):
+        def watch(event):
+            if event is None and cluster.second is not None and doomed in log.read_text():
+                cluster.remove_node(cluster.second, allow_graceful=False)
+                cluster.second = None
+            emit(event)
+
+        engine(configs, job, watch)
+
+    summary = sweep(grid, tmp_path / "out", engine=kill_its_node, plugins=["bookkeeper"])
+    assert summary.failed == {}
+    assert cluster.second is None
+    starts = [line.split() for line in log.read_text().splitlines()]
+    lost = [seed for seed, node in starts if node == doomed]
+    assert len(lost) == 1
+    assert sorted(seed for seed, _ in starts) == sorted([*"012345", *lost])  # a restart, and nothing else
+    assert sorted(config.seed for config in summary.done) == list(range(6))
+    assert leftovers(tmp_path / "out") == []
+    sweep(grid[:2], tmp_path / "alone", engine=inline)
+    alone, found = matrices(tmp_path / "alone"), matrices(tmp_path / "out")
+    assert len(found) == 6
+    assert same({key: found[key] for key in alone}, alone)
+
+
+@pytest.mark.slow
+def test_folder_that_the_nodes_do_not_share(tmp_path, cluster, monkeypatch):
+    """As far as the sweep can see: the result it was promised is not where it looks."""
+    engine = RayEngine(cluster.address, device="cpu")
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "result.json" and exists(path))
+    summary = sweep(GRID[:1], tmp_path, engine=engine)
+    assert "Choose a folder that all nodes share" in summary.failed[GRID[0]]

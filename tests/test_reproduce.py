@@ -1,0 +1,221 @@
+"""`holdfast reproduce` as a user meets it: the table, what is missing, and every way to ask for the wrong thing."""
+
+import json
+import sys
+import time
+
+import pytest
+import torch
+
+from holdfast import results
+from holdfast.cli import main
+from holdfast.cli.screen import SweepScreen
+from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, register
+from holdfast.results import RunResult
+from holdfast.sweep import Event, Rates
+from test_sweep import HOPELESS, inline, tiny
+
+
+def cells(config, *, low):
+    return (
+        Cell("buffer 20", "mse", "rot-mnist", "accuracy", config, Published(low, 1.0)),
+        Cell("buffer 20", "er", "rot-mnist", "accuracy", config.change(method="er"), Published(low - 10, 1.0)),
+        Cell("buffer 20", "l1", "rot-mnist", "accuracy", config.change(method="l1")),
+    )
+
+
+@pytest.fixture
+def small():
+    """An experiment of seconds."""
+    experiment = register(Experiment("small", "Something small", "nowhere", "Little.", cells(tiny(), low=30.0)))
+    yield experiment
+    del EXPERIMENTS._entries["small"]
+
+
+@pytest.fixture
+def holdfast(monkeypatch, capfd, tmp_path, small):
+    """Call the command in an empty folder, runs in this process; gives (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr("holdfast.cli.reproduce.local_engine", lambda device, jobs: inline)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capfd.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def made_up(config, accuracy=30.0):
+    matrix = torch.full((2, 2), accuracy, dtype=torch.float64)
+    return RunResult(config, matrix, matrix, matrix[0], 40.0, environment={"device_type": "cpu"})
+
+
+def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
+    results.save(made_up(tiny()), tmp_path / "elsewhere")
+    arguments = ("small", "--seeds", "2", "--only", "method=mse", "--results", "elsewhere", "--device", "cpu")
+    code, out, err = holdfast(*arguments)
+    assert code == 0
+    assert "1 runs done, 1 were there" in err
+    assert "30.00±1.00" in out
+    found = results.find(tmp_path / "runs", tiny(seed=1))
+    assert f"{(30.0 + found.accuracy) / 2:.2f}±" in out
+    code, out_again, err = holdfast(*arguments)
+    assert code == 0
+    assert "0 runs done, 2 were there" in err
+    assert out_again == out
+
+
+def test_marks_order_and_claims(holdfast, tmp_path, small):
+    for config, accuracy in ((tiny(), 31.0), (tiny(method="er"), 40.0), (tiny(method="l1"), 50.0)):
+        results.save(made_up(config, accuracy), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--seeds", "1")
+    assert code == 0
+    assert "31.00✓" in out
+    assert "40.00✗" in out
+    assert "differs: buffer 20, er, rot-mnist: +20.00, allowed 5.97" in out
+    assert "1 cells agree, 1 differ, 0 have no run" in out
+    assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
+    assert "claim consistency-beats-er: refuted, 1 of 2 checks hold (published: 1 of 1)" in out
+
+
+def test_dry_run(holdfast, tmp_path, small):
+    code, out, _ = holdfast("small", "--dry-run", "--seeds", "2", "--jobs", "2", "--device", "cpu")
+    assert code == 0
+    assert "not measured yet" in out
+    assert not (tmp_path / "runs").exists()
+    results.save(made_up(tiny()), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--dry-run", "--seeds", "2", "--jobs", "2", "--device", "cpu")
+    line = out.splitlines()[-2]
+    assert [part.strip() for part in line.strip("│").split("│")] == ["all", "6", "1", "5", "2 min"]  # 5 * 40 s / 2
+    for seed in (0, 1):
+        for cell in small.cells:
+            results.save(made_up(cell.config.change(seed=seed)), tmp_path / "runs")
+    assert "nothing to do" in holdfast("small", "--dry-run", "--seeds", "2")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["smal"], "unknown experiment 'smal': did you mean 'small'?"),
+        (["small", "--only", "method=kl"], "no cell of small has method=kl; there is mse, er, l1."),
+        (["small", "--only", "kl"], "--only takes key=value, not 'kl'"),
+        (["small", "--engine", "rya"], "unknown engine 'rya': did you mean 'ray'?"),
+        (["small", "--address", "host:1"], "--address is for --engine ray"),
+        (["small", "--out", "s3://bucket"], "--out can be an address only with --engine ray"),
+        (["small", "--results", "nowhere"], "--results nowhere is no folder"),
+        (["small", "--seeds", "0"], "Invalid value for '--seeds'"),
+    ],
+)
+def test_bad_usage(holdfast, arguments, message):
+    code, out, err = holdfast(*arguments)
+    assert code == 2
+    assert message in err
+    assert out == ""
+
+
+def test_no_ray_names_the_extra(holdfast, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = holdfast("small", "--engine", "ray")
+    assert code == 2
+    assert "install the extra 'cluster'" in err
+
+
+def test_failed_runs_are_told(holdfast, tmp_path, small):
+    del EXPERIMENTS._entries["small"]
+    register(Experiment("small", "Small", "nowhere", "Little.", (*small.cells[:1], *cells(HOPELESS, low=1.0)[1:2])))
+    code, out, err = holdfast("small", "--seeds", "1", "--device", "cpu")
+    assert code == 1
+    assert "1 runs done, 0 were there, 1 failed" in err
+    assert "no longer finite" in err
+    assert "1 have no run" in out  # and the rest is shown
+
+
+def test_interruption(holdfast, tmp_path, small, monkeypatch):
+    def interrupted(configs, job, emit):
+        emit(Event("started", next(configs)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.reproduce.local_engine", lambda device, jobs: interrupted)
+    code, _, err = holdfast("small", "--seeds", "1")
+    assert code == 130
+    assert "0 runs done, 0 were there, 3 left; the same command continues" in err
+
+
+def test_foreign_files_are_named_and_stay(holdfast, tmp_path, small):
+    for cell in small.cells:
+        results.save(made_up(cell.config), tmp_path / "runs")
+    (tmp_path / "runs" / "notes.txt").write_text("mine")
+    broken = tmp_path / "runs" / "0123456789abcdef" / "result.json"
+    broken.parent.mkdir()
+    broken.write_text('{"config": ')
+    code, _, err = holdfast("small", "--seeds", "1")
+    assert code == 0
+    assert "skipped runs/notes.txt: not a result" in err
+    assert "skipped runs/0123456789abcdef/result.json: damaged" in err
+    assert broken.read_text() == '{"config": '
+
+
+def test_results_of_another_protocol_are_not_mixed(holdfast, tmp_path, small):
+    folder = results.save(made_up(tiny()), tmp_path / "runs")
+    values = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**values, "protocol": 0}))
+    code, out, err = holdfast("small", "--seeds", "1", "--only", "method=mse")
+    assert code == 1  # it lies where the run belongs, and is not overwritten
+    assert "of protocol 0" in err
+    assert "move it away" in err
+    assert "30.00✓" not in out
+
+
+def test_robustness_is_measured_once(holdfast, tmp_path, small, monkeypatch):
+    del EXPERIMENTS._entries["small"]
+    cell = Cell("buffer 20", "mse", "mra", "mra", tiny())
+    register(Experiment("small", "Small", "nowhere", "Little.", (cell,)))
+    results.save(made_up(tiny()), tmp_path / "runs")
+    calls = []
+
+    def measure(stored, **_):
+        calls.append(stored.config)
+        stored.add_measures(
+            dict.fromkeys(("robust_noise", "robust_blur", "robust_weather", "robust_digital", "mra"), 12.5)
+        )
+
+    monkeypatch.setattr("holdfast.experiments.measure_robustness", measure)
+    for _ in range(2):
+        code, out, _ = holdfast("small", "--seeds", "1")
+        assert code == 0
+        assert "12.50" in out
+    assert calls == [tiny()]
+
+
+def test_screen_counts_and_tells_the_time_left(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    grid = [tiny(seed) for seed in range(4)]
+    screen = SweepScreen("small", grid, tmp_path, Results(), Rates(Results(), "cpu"))
+    assert screen.headline() == "0 done, 0 running, 0 failed, 4 waiting"
+    screen.watch(Event("started", grid[0]))
+    screen.watch(Event("done", grid[0], 1.0))
+    screen.watch(Event("failed", grid[1], error="bad luck"))
+    screen.watch(Event("moved", grid[2], 0.5))
+    now[0] = 50.0  # two and a half of four in 50 s: 20 s each
+    assert screen.time_left() == pytest.approx(30.0)
+    assert screen.headline() == "1 done, 1 running, 1 failed, 1 waiting, about 30 s left"
+
+
+def test_screen_on_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    results.save(made_up(tiny(), 42.0), tmp_path)
+    screen = SweepScreen("small", [tiny(), tiny(1)], tmp_path, Results(), Rates(Results(), "cpu"))
+    with screen:
+        screen.watch(Event("done", tiny(), 1.0))
+        screen.watch(Event("moved", tiny(1), 0.25))
+        with screen._console.capture() as captured:
+            screen._console.print(screen._render())
+    text = captured.get()
+    assert "1 done, 1 running" in text
+    assert "42.00 %" in text
+    assert "25%" in text

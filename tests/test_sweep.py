@@ -1,0 +1,416 @@
+"""Sweeps: nothing twice, nothing lost, nothing half; whatever fails, dies or is pulled away."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast import results
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.experiments import Results, load_results
+from holdfast.sweep import Event, Job, LocalEngine, estimate, local_engine, sweep
+from holdfast.sweep.claims import SILENCE, Claims
+from holdfast.sweep.engine import carry_out, failure
+from holdfast.sweep.fleets import FleetEngine
+from holdfast.training import run
+
+
+def tiny(seed: int = 0, **changes) -> RunConfig:
+    return RunConfig.preset("rot-mnist", "mse", buffer_size=20, seed=seed, tasks=2, train_limit=300).change(**changes)
+
+
+HOPELESS = tiny(lr=1e30)
+GRID = [tiny(seed) for seed in range(4)]
+
+
+def inline(configs, job, emit):
+    """The simplest engine: one run after the other, here."""
+    for config in configs:
+        if config is None:
+            time.sleep(0.05)
+            emit(None)
+            continue
+        emit(Event("started", config))
+        try:
+            carry_out(config, job)
+        except HoldfastError as error:
+            emit(failure(config, error))
+        else:
+            emit(Event("done", config, 1.0))
+
+
+def matrices(out: Path) -> dict[str, torch.Tensor]:
+    return {stored.config.fingerprint: stored.result.matrix for stored in load_results(out)}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[key].nan_to_num(-1.0), second[key].nan_to_num(-1.0)) for key in first
+    )
+
+
+def leftovers(out: Path) -> list[str]:
+    """Whatever is in the folder beside results, failures and the lock."""
+    known = {".claims", ".claims/lock", "failed"}
+    found = [str(path.relative_to(out)) for path in out.glob(".*")] + [
+        f".claims/{p.name}" for p in out.glob(".claims/*")
+    ]
+    return sorted(set(found) - known)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The grid's results, from a sweep that nothing happened to."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    summary = sweep(GRID, out, engine=inline)
+    assert summary.done == GRID
+    return matrices(out)
+
+
+def test_results_are_those_of_single_runs(tmp_path, undisturbed):
+    config = GRID[1]
+    results.save(run(config), tmp_path)
+    assert torch.equal(undisturbed[config.fingerprint].nan_to_num(), results.find(tmp_path, config).matrix.nan_to_num())
+
+
+def test_finished_runs_are_skipped_and_nothing_is_left_behind(tmp_path, undisturbed):
+    events = []
+    first = sweep(GRID[:2], tmp_path, engine=inline, watch=events.append)
+    assert [(event.kind, event.config) for event in events] == [
+        (kind, config) for config in GRID[:2] for kind in ("started", "done")
+    ]
+    again = sweep([*GRID[:3], GRID[0]], tmp_path, engine=inline)
+    assert (first.done, again.done, again.there) == (GRID[:2], GRID[2:3], GRID[:2])
+    assert leftovers(tmp_path) == []
+
+
+def test_results_elsewhere_count_as_finished(tmp_path):
+    sweep(GRID[:1], tmp_path / "a", engine=inline)
+    summary = sweep(GRID[:1], tmp_path / "b", engine=inline, finished=load_results(tmp_path / "a"))
+    assert (summary.done, summary.there) == ([], GRID[:1])
+
+
+def test_failure_is_recorded_and_tried_again(tmp_path):
+    summary = sweep([HOPELESS, GRID[0]], tmp_path, engine=inline)
+    assert summary.done == [GRID[0]]
+    assert "no longer finite" in summary.failed[HOPELESS]
+    record = json.loads((tmp_path / "failed" / f"{HOPELESS.fingerprint}.json").read_text())
+    assert RunConfig.from_dict(record["config"]) == HOPELESS
+    assert record["error"] == summary.failed[HOPELESS]
+    assert load_results(tmp_path).skipped == []
+    again = sweep([HOPELESS, GRID[0]], tmp_path, engine=inline)
+    assert list(again.failed) == [HOPELESS]
+    assert leftovers(tmp_path) == []
+
+
+def test_success_removes_the_record_of_a_failure(tmp_path):
+    (tmp_path / "failed").mkdir()
+    record = tmp_path / "failed" / f"{GRID[0].fingerprint}.json"
+    record.write_text("{}")
+    os.utime(record, (1, 1))
+    assert sweep(GRID[:1], tmp_path, engine=inline).done == GRID[:1]
+    assert not record.exists()
+
+
+def test_damaged_result_is_told_and_not_overwritten(tmp_path):
+    path = tmp_path / GRID[0].fingerprint / "result.json"
+    path.parent.mkdir()
+    path.write_text("{ half of i")
+    summary = sweep(GRID[:1], tmp_path, engine=inline, finished=load_results(tmp_path))
+    assert (summary.done, summary.there) == ([], [])
+    assert "move it away" in summary.failed[GRID[0]]
+    assert path.read_text() == "{ half of i"
+
+
+def test_interruption_keeps_what_is_finished(tmp_path, undisturbed):
+    def press_ctrl_c(event):
+        if event.kind == "started" and event.config == GRID[1]:
+            raise KeyboardInterrupt
+
+    summary = sweep(GRID, tmp_path, engine=inline, watch=press_ctrl_c)
+    assert summary.interrupted
+    assert (summary.done, summary.left) == (GRID[:1], 3)
+    assert leftovers(tmp_path) == []
+    sweep(GRID, tmp_path, engine=inline)
+    assert same(matrices(tmp_path), undisturbed)
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(HoldfastError, match="nothing can be written"):
+        sweep(GRID, tmp_path / "out", engine=inline)
+
+
+# --- claims
+
+
+def test_claims_exclude_each_other(tmp_path):
+    mine, theirs = Claims(tmp_path), Claims(tmp_path)
+    assert mine.acquire(GRID[0])
+    assert not theirs.acquire(GRID[0])
+    assert theirs.acquire(GRID[1])
+    mine.release(GRID[0])
+    assert theirs.acquire(GRID[0])
+    assert (mine.held(), theirs.held()) == ([], [GRID[1], GRID[0]])
+
+
+def claim(folder: Path, config: RunConfig, text: str, age: float = 0.0) -> Path:
+    path = folder / ".claims" / config.fingerprint
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def someone(pid: int, host: str | None = None, started: str | None = None) -> str:
+    return json.dumps({"pid": pid, "host": host or socket.gethostname(), "started": started})
+
+
+@pytest.mark.parametrize(
+    ("text", "age", "abandoned"),
+    [
+        (someone(os.getpid()), 9e9, False),
+        (someone(os.getpid(), started="1"), 0, True),  # the number belongs to a later process
+        (someone(2**22 + 1), 0, True),
+        (someone(1), 0, False),
+        (someone(2**22 + 1, "elsewhere"), 0, False),
+        (someone(2**22 + 1, "elsewhere"), SILENCE + 1, True),
+        ("", 0, False),  # about to be written
+        ("", 60, True),
+        ("[]", 60, True),
+    ],
+)
+def test_claims_of_the_dead_are_taken_over(tmp_path, text, age, abandoned):
+    claim(tmp_path, GRID[0], text, age)
+    assert Claims(tmp_path).acquire(GRID[0]) is abandoned
+
+
+def test_run_that_another_sweep_finishes_between_look_and_claim(tmp_path, monkeypatch):
+    acquire = Claims.acquire
+
+    def finish_first(self, config):
+        monkeypatch.undo()
+        carry_out(config, Job(tmp_path, device="cpu"))
+        return acquire(self, config)
+
+    monkeypatch.setattr(Claims, "acquire", finish_first)
+    summary = sweep(GRID[:1], tmp_path, engine=inline)
+    assert (summary.done, summary.there) == ([], GRID[:1])
+    assert leftovers(tmp_path) == []
+
+
+def test_signs_of_life(tmp_path):
+    claims = Claims(tmp_path)
+    claims.acquire(GRID[0])
+    path = claim(tmp_path, GRID[0], someone(os.getpid()), age=1000)
+    claims.beat()
+    assert time.time() - path.stat().st_mtime < 100
+
+
+def test_claim_left_on_a_finished_run_is_removed(tmp_path):
+    sweep(GRID[:1], tmp_path, engine=inline)
+    claim(tmp_path, GRID[0], someone(2**22 + 1))
+    sweep(GRID[:1], tmp_path, engine=inline)
+    assert leftovers(tmp_path) == []
+
+
+def test_scratch_of_a_killed_save_is_removed(tmp_path):
+    (tmp_path / f".{GRID[0].fingerprint}-abc").mkdir(parents=True)
+    (tmp_path / f".{GRID[0].fingerprint}-abc" / "result.json").write_text("{")
+    (tmp_path / f".{GRID[1].fingerprint}-abc").mkdir()  # may be somebody's who is saving right now
+    sweep(GRID[:1], tmp_path, engine=inline)
+    assert leftovers(tmp_path) == [f".{GRID[1].fingerprint}-abc"]
+
+
+# --- several processes
+
+
+def child(out: Path, grid: list[RunConfig]) -> int:
+    """A sweep in a process of its own; its number."""
+    number = os.fork()
+    if number == 0:
+        code = 1
+        try:
+            summary = sweep(grid, out, engine=inline)
+            (out / f"log-{os.getpid()}.md").write_text(json.dumps([config.seed for config in summary.done]))
+            code = 0
+        finally:
+            os._exit(code)
+    return number
+
+
+def test_two_sweeps_share_a_folder(tmp_path, undisturbed):
+    children = [child(tmp_path, GRID) for _ in range(2)]
+    assert [os.waitpid(number, 0)[1] for number in children] == [0, 0]
+    shares = [json.loads((tmp_path / f"log-{number}.md").read_text()) for number in children]
+    assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3]
+    assert all(shares)
+    assert same(matrices(tmp_path), undisturbed)
+    assert leftovers(tmp_path) == []
+
+
+def test_failure_in_another_sweep_is_not_tried_twice(tmp_path):
+    """A second sweep waits for the first one's run, and takes its failure as it is."""
+    claim(tmp_path, HOPELESS, someone(os.getpid()))
+    looks = []
+
+    def other(configs, job, emit):
+        for config in configs:
+            assert config is None
+            looks.append(config)
+            (tmp_path / "failed").mkdir()
+            (tmp_path / "failed" / f"{HOPELESS.fingerprint}.json").write_text('{"error": "it diverged"}')
+
+    assert sweep([HOPELESS], tmp_path, engine=other).failed == {HOPELESS: "it diverged"}
+    assert looks == [None]
+
+
+def test_three_kills(tmp_path, undisturbed):
+    draw = random.Random(0)
+    for _ in range(3):
+        number = child(tmp_path, GRID)
+        time.sleep(draw.uniform(0.05, 0.6))
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+        assert load_results(tmp_path).skipped == []
+    sweep(GRID, tmp_path, engine=inline)
+    assert same(matrices(tmp_path), undisturbed)
+    assert leftovers(tmp_path) == []
+
+
+# --- engines
+
+DEADLY = """
+import os, signal
+from holdfast.regularizers import REGULARIZERS
+
+@REGULARIZERS.register("deadly", "ends the process")
+def deadly(current, stored):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes(tmp_path, undisturbed, monkeypatch):
+    """Runs, a failure, the death of a worker, and Ctrl-C, in one go: processes take seconds to start."""
+    (tmp_path / "deadly_plugin.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    events = []
+
+    def watch(event):
+        events.append(event)
+        if event.kind == "started" and event.config == GRID[3]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    deadly = tiny(method="deadly")
+    grid = [HOPELESS, deadly, *GRID[:2], GRID[3]]
+    summary = sweep(grid, tmp_path / "out", engine=LocalEngine(1), plugins=["deadly_plugin"], watch=watch)
+    assert summary.done == GRID[:2]
+    assert "no longer finite" in summary.failed[HOPELESS]
+    assert "ended by SIGKILL" in summary.failed[deadly]
+    assert (summary.interrupted, summary.left) == (True, 1)
+    assert any(event.kind == "moved" and 0 < event.fraction < 1 for event in events)
+    assert multiprocessing.active_children() == []
+    assert leftovers(tmp_path / "out") == []
+    found = matrices(tmp_path / "out")
+    assert same(found, {key: undisturbed[key] for key in found})
+
+
+def test_fleet(tmp_path, undisturbed):
+    """The engine for GPUs, on a CPU."""
+    summary = sweep([HOPELESS, *GRID[:2]], tmp_path, engine=FleetEngine(2), device="cpu")
+    assert sorted(config.seed for config in summary.done) == [0, 1]
+    assert list(summary.failed) == [HOPELESS]
+    found = matrices(tmp_path)
+    assert same(found, {key: undisturbed[key] for key in found})
+
+
+def test_fleet_with_an_error_that_is_nobodys_in_particular(tmp_path, monkeypatch):
+    def broken(configs, **_):
+        list(configs)
+        raise RuntimeError("CUDA error: out of memory")
+        yield
+
+    monkeypatch.setattr("holdfast.sweep.fleets.run_fleet", broken)
+    summary = sweep(GRID[:2], tmp_path, engine=FleetEngine(), device="cpu")
+    assert set(summary.failed.values()) == {"RuntimeError: CUDA error: out of memory"}
+    record = json.loads((tmp_path / "failed" / f"{GRID[0].fingerprint}.json").read_text())
+    assert "in broken" in record["trace"]
+
+
+def test_choice_of_engine():
+    assert isinstance(local_engine("cpu", 3), LocalEngine)
+    assert local_engine("cpu", 3).jobs == 3
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_sweep import GRID
+from holdfast.sweep import LocalEngine, sweep
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    sweep(GRID, Path({out!r}), engine=LocalEngine(2), device="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_processes(tmp_path, undisturbed):
+    """The sweep is killed, not its workers: those must end by themselves."""
+    out = tmp_path / "out"
+    script = tmp_path / "script.py"
+    script.write_text(SWEEP.format(tests=str(Path(__file__).parent), out=str(out)))
+    draw = random.Random(0)
+    for _ in range(20):
+        process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(draw.uniform(0.5, 7.0))
+        workers = _children(process.pid)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        assert load_results(out).skipped == []
+    sweep(GRID, out, engine=LocalEngine(2), device="cpu")
+    assert same(matrices(out), undisturbed)
+    assert leftovers(out) == []
+
+
+def _children(number: int) -> list[str]:
+    return Path(f"/proc/{number}/task/{number}/children").read_text().split()
+
+
+# --- estimates
+
+
+def test_estimates(tmp_path):
+    known = {}
+    for seed, seconds in enumerate((10.0, 20.0, 60.0)):
+        result = results.RunResult(
+            GRID[seed], *(torch.zeros(2, 2),) * 2, torch.zeros(2), seconds, environment={"device_type": "cpu"}
+        )
+        results.save(result, tmp_path)
+    known = load_results(tmp_path)
+    same_settings, same_method, same_benchmark = tiny(9), tiny(lr=0.5), tiny(method="er")
+    wanted = [same_settings, same_method, same_benchmark]
+    assert estimate(wanted, known, jobs=1, device="cpu") == (60.0, [])
+    assert estimate(wanted, known, jobs=2, device="cpu").seconds == 30.0
+    assert estimate(wanted, known, jobs=9, device="cpu").seconds == 20.0  # no run is split
+    unlike = tiny(tasks=3)
+    assert estimate([unlike, same_method], known, jobs=1, device="cpu") == (20.0, [unlike])
+    assert estimate(wanted, known, jobs=1, device="cuda") == (0.0, wanted)  # another device says nothing
+    assert estimate([], Results(), jobs=1, device="cpu") == (0.0, [])
