@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check format slow clean
+.PHONY: demo test check format slow readme report clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
@@ -32,6 +32,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[download,dev]'
 	touch $(READY)
+
+# The README's table, and the report page, from the result files.
+readme: $(READY)
+	$(BIN)/python docs/update_readme.py
+
+report: $(READY)
+	$(BIN)/holdfast report results --out docs/report.html
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -19,6 +19,9 @@ __all__ = ["RunDisplay", "data_progress", "errors", "output", "table"]
 output = Console()
 errors = Console(stderr=True)
 
+SHORT = {"current": "new", "replay": "old", "consistency": "drift"}
+"""Names of the loss terms that leave room for the time left on a terminal of 80 columns."""
+
 REFRESH = 0.1  # seconds between looks at a run; looking after every step would cost more than the step
 
 
@@ -69,7 +72,7 @@ class _Line:
             self._line,
             completed=progress.fraction,
             where=where,
-            losses=" ".join(f"{name} {value:.2f}" for name, value in terms.items() if value and name != "total"),
+            losses=" ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term)),
             speed=f"{progress.step / (now - self._began):,.0f} steps/s",
         )
 

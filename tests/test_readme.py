@@ -1,0 +1,48 @@
+"""The README says what is so: its table comes from the result files, its examples run."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import torch
+import typer.main
+
+import holdfast as hf
+from holdfast.cli import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_results_table_is_that_of_the_result_files():
+    script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
+    assert script["with_results"](README) == README, "run `make readme`"
+
+
+def test_the_first_example_runs():
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    model = torch.nn.Linear(4, 3)
+    scope = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "stream": [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(3)],
+    }
+    exec(code, scope)
+    assert isinstance(scope["losses"], hf.Losses)
+    assert scope["learner"].buffer.stored == 24
+
+
+def test_every_command_and_option_it_shows_exists():
+    commands = typer.main.get_command(app).commands
+    shown = re.findall(r"^(holdfast [^#\n]*)", README, re.MULTILINE)
+    assert shown
+    for line in shown:
+        _, name, *rest = shlex.split(line.strip())
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, line
+
+
+def test_every_link_to_a_file_leads_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
