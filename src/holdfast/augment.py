@@ -27,7 +27,8 @@ class Normalize:
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32."""
         if self.mean is None or self.std is None:
-            return images / 255
+            # Bytes are converted first, into memory of our own: dividing them directly takes twice as long.
+            return images.float().div_(255) if images.dtype == torch.uint8 else images / 255
         scale, shift = self._on(images.device)
         return torch.addcmul(shift, images.float(), scale)
 

@@ -14,7 +14,7 @@ from holdfast.data import ImageSet
 
 __all__ = ["Exam", "Row", "evaluate", "grade", "predict"]
 
-BATCH_ELEMENTS = {"cpu": 2_000_000, "cuda": 16_000_000}
+BATCH_ELEMENTS = {"cpu": 800_000, "cuda": 16_000_000}
 """Input numbers a batch: on a CPU what its caches like, on a GPU what fills it."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -96,11 +95,15 @@ def run_fleet(
     throughput of all runs together still rises.
     """
     target = choose_device(device)
-    waiting, active = deque(configs), list[Member]()
+    waiting, active = iter(configs), list[Member]()  # drawn one by one: several fleets may share a list
     wanted = _Size(size, target)
-    while waiting or active:
-        while waiting and len(active) < wanted.now:
-            config = waiting.popleft()
+    exhausted = False
+    while not exhausted or active:
+        while not exhausted and len(active) < wanted.now:
+            config = next(waiting, None)
+            if config is None:
+                exhausted = True
+                break
             try:
                 active.append(Member(config, build_benchmark(config, data_root(data), target), target))
             except HoldfastError as error:

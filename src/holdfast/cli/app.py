@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 import holdfast
 from holdfast.display import errors
@@ -53,7 +54,7 @@ def main() -> None:
     try:
         app()
     except HoldfastError as error:
-        errors.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         errors.print("stopped.")

@@ -10,6 +10,9 @@ matter (the measure's `tolerance`, 1 point for percentages, 0.02 for probabiliti
 
     |m - m_p| <= tolerance + t(0.975, n + n_p - 2) * s_pool * sqrt(1 / n + 1 / n_p)
 
+Runs of ours that scatter more than ten times as widely as the published ones, or as the tolerance, are not the same
+experiment, whatever their mean (ten is where the 99 % quantile of F(2, 2) lies): the cell does not agree.
+
 One run of ours is judged by the published spread alone. A number published without a spread counts as one run. Where
 neither gives a spread, the tolerance decides.
 """
@@ -29,6 +32,9 @@ from holdfast.experiments.published import PUBLISHED_RUNS, Published
 from holdfast.experiments.stored import Results, Stored
 
 __all__ = ["Rank", "Table", "Verdict", "assess", "judge", "kendall_tau", "margin", "student_t"]
+
+
+SCATTER = 10.0
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def judge(cell: Cell, runs: Sequence[Stored | None]) -> Verdict:
     if values and cell.published is not None:
         difference = mean - cell.published.mean
         allowed = margin(len(values), std, cell.published, measure.tolerance)
-        agrees = abs(difference) <= allowed
+        agrees = abs(difference) <= allowed and not _scattered(std, cell.published, measure.tolerance)
     return Verdict(
         cell, values, tuple(stored for stored, _ in usable), len(runs), mean, std, difference, allowed, agrees
     )
@@ -181,6 +187,11 @@ def margin(n: int, std: float, published: Published, tolerance: float) -> float:
     theirs = (their_n - 1) * published.std**2 if published.std is not None else 0.0
     pooled = sqrt((ours + theirs) / freedom)
     return tolerance + student_t(freedom) * pooled * sqrt(1 / n + 1 / their_n)
+
+
+def _scattered(std: float, published: Published, tolerance: float) -> bool:
+    """Whether our runs spread so much more than the published ones that comparing means says nothing."""
+    return std > SCATTER * max(published.std or 0.0, tolerance)  # False for NaN: one run has no spread
 
 
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)

@@ -18,7 +18,7 @@ from holdfast.report.groups import Comparison, comparisons, slug
 from holdfast.report.inline import inline_svg
 from holdfast.report.numbers import Numbers
 from holdfast.report.styles import DARK, LIGHT, theme_colors
-from holdfast.report.tables import cell_numbers, column_title, standing
+from holdfast.report.tables import cell_numbers, column_title
 from holdfast.report.views import Block, claim_view, comparison_block, places, run_numbers, table_blocks
 from holdfast.results import RunResult
 
@@ -232,7 +232,6 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
 
 def _tiles(results: Results, tables: Sequence[Table], filled: Sequence[Table]) -> list[Tile]:
     agree, differ = (sum(table.count(status) for table in filled) for status in ("agrees", "differs"))
-    doubtful = sum(standing(verdict) == "doubtful" for table in filled for verdict in table.verdicts)
     tiles = [Tile("results", f"{len(results):,}", f"{len({s.config.change(seed=0) for s in results}):,} configs")]
     if filled:
         outcomes = [claim.outcome for claim in claims(v for table in filled for v in table.verdicts)]
@@ -240,7 +239,6 @@ def _tiles(results: Results, tables: Sequence[Table], filled: Sequence[Table]) -
             Tile("experiments covered", str(len(filled)), f"of {len(tables)}"),
             Tile("cells that agree with the paper", f"{agree:,}", f"of {agree + differ:,} compared"),
             Tile("cells that differ", f"{differ:,}"),
-            Tile("agree by wide spread only", f"{doubtful:,}", f"of the {agree:,}"),
             Tile("claims supported", str(outcomes.count("supported")), f"of {len(outcomes)}"),
         ]
     seconds = sum(stored.result.seconds for stored in results)

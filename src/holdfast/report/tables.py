@@ -19,21 +19,17 @@ __all__ = [
     "ours_text",
     "published_text",
     "render",
-    "standing",
 ]
 
-MARKS = {"agrees": "✓", "doubtful": "≈", "differs": "✗", "missing": "–", "unpublished": "·"}
+MARKS = {"agrees": "✓", "differs": "✗", "missing": "–", "unpublished": "·"}
 """A sign for each standing, so that none depends on colour."""
-
-DOUBTFUL = 10
-"""A difference of so many tolerances that still agrees does so only because the runs spread widely."""
 
 
 def markdown_table(experiment: Experiment | str, results: Results) -> str:
     """A table per block of the experiment: each column of ours with the published one beside it.
 
-    Blocks and columns without any result are left out; ✓ agrees with the paper by the rule of the verdicts, ✗ does not,
-    and ≈ does so only because the runs spread widely.
+    Blocks and columns without any result are left out; ✓ agrees with the paper by the rule of the verdicts, ✗ does
+    not.
     """
     return _markdown(assess(_experiment(experiment), results))
 
@@ -103,13 +99,6 @@ def published_text(published: Published | None, decimals: int) -> str:
     return f"{published.mean:.{decimals}f}{spread}"
 
 
-def standing(verdict: Verdict) -> str:
-    """The verdict's status, or `doubtful` where it agrees although the means lie far apart."""
-    if verdict.agrees and abs(verdict.difference) > DOUBTFUL * verdict.measure.tolerance:
-        return "doubtful"
-    return verdict.status
-
-
 def _experiment(given: Experiment | str) -> Experiment:
     return EXPERIMENTS[given] if isinstance(given, str) else given
 
@@ -156,7 +145,7 @@ def _grid(table: Table, group: str) -> tuple[list[str], list[list[str]]]:
 def _pair(verdict: Verdict | None, *, paired: bool) -> list[str]:
     if verdict is None:
         return ["", ""] if paired else [""]
-    mark = "" if verdict.agrees is None else f" {MARKS[standing(verdict)]}"
+    mark = "" if verdict.agrees is None else f" {MARKS[verdict.status]}"
     ours = (ours_text(verdict) or MARKS["missing"]) + mark
     return [ours, published_text(verdict.published, verdict.measure.decimals)] if paired else [ours]
 

@@ -18,7 +18,6 @@ from holdfast.report.tables import (
     filled_groups,
     ours_text,
     published_text,
-    standing,
 )
 from holdfast.results import RunResult
 
@@ -38,7 +37,6 @@ __all__ = [
 
 NOTES = {
     "agrees": "agrees with the paper",
-    "doubtful": "agrees with the paper only because the runs spread so widely",
     "differs": "differs from the paper",
     "unpublished": "not in the paper",
 }
@@ -201,15 +199,15 @@ def _verdict_cell(verdict: Verdict | None) -> CellView:
     if verdict is None:
         return CellView()
     decimals = verdict.measure.decimals
-    text = NOTES.get(standing(verdict), "")
+    text = NOTES.get(verdict.status, "")
     if verdict.agrees is not None:
         text += f": difference {verdict.difference:+.{decimals}f}, at most {verdict.margin:.{decimals}f} agrees"
     return CellView(
         value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
         ours=ours_text(verdict),
         published=published_text(verdict.published, decimals),
-        status=standing(verdict),
-        mark=MARKS[standing(verdict)],
+        status=verdict.status,
+        mark=MARKS[verdict.status],
         note=text,
     )
 
