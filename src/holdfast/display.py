@@ -102,7 +102,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     """A table whose first `left` columns are text and the rest numbers."""
     made = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < left else "right")
+        made.add_column(column, justify="left" if number < left else "right", overflow="fold")  # addresses stay whole
     for row in rows:
         made.add_row(*(_cell(value) for value in row))
     return made

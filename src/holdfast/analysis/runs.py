@@ -22,7 +22,7 @@ from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, SEVERITIES
 from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness
-from holdfast.analysis.transfer import Estimate, Transfer, _Bootstrap, transfer
+from holdfast.analysis.transfer import Estimate, Transfer, Bootstrap, transfer
 from holdfast.benchmarks import build
 from holdfast.config import WITHOUT_BUFFER, RunConfig
 from holdfast.data import ImageSet, load
@@ -307,7 +307,7 @@ def summarize(label: str, runs: Sequence[RunAnalysis]) -> Summary:
 
 
 def _estimate(values: Sequence[float]) -> Estimate | None:
-    return _Bootstrap(len(values), 0.95, 10_000, 0)(values) if values else None
+    return Bootstrap(len(values), 0.95, 10_000, 0)(values) if values else None
 
 
 def _transfer(runs: Sequence[RunAnalysis]) -> Transfer:

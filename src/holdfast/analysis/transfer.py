@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.errors import UsageError
 
-__all__ = ["Estimate", "Transfer", "transfer"]
+__all__ = ["Bootstrap", "Estimate", "Transfer", "transfer"]
 
 Row = Sequence[float | None]
 Matrix = Sequence[Row]
@@ -72,7 +72,7 @@ def transfer(
     tables = _tables(matrices)
     seeds, tasks = tables.shape[:2]
     untrained = torch.full((seeds, tasks), nan) if baselines is None else _baseline_rows(baselines, seeds, tasks)
-    bootstrap = _Bootstrap(seeds, level, resamples, seed)
+    bootstrap = Bootstrap(seeds, level, resamples, seed)
 
     return Transfer(
         seeds=seeds,
@@ -85,7 +85,7 @@ def transfer(
     )
 
 
-class _Bootstrap:
+class Bootstrap:
     """Values, one per seed -> their mean and its percentile interval, with the same resamples every time."""
 
     def __init__(self, seeds: int, level: float, resamples: int, seed: int) -> None:
