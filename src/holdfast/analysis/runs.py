@@ -22,7 +22,7 @@ from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, SEVERITIES
 from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness
-from holdfast.analysis.transfer import Estimate, Transfer, Bootstrap, transfer
+from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
 from holdfast.benchmarks import build
 from holdfast.config import WITHOUT_BUFFER, RunConfig
 from holdfast.data import ImageSet, load
