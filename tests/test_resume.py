@@ -318,6 +318,12 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     found = results.read(tmp_path / "runs" / settings.fingerprint, tensors=True)
     assert_identical(found, hf.run(settings, device="cpu"))
 
+    checkpoint.write(kept, "run", {})  # killed between saving the result and removing the checkpoint
+    code, err = holdfast(*command)
+    assert code == 0
+    assert "already in" in err
+    assert not kept.parent.exists()
+
 
 def test_without_resume_nothing_is_kept(holdfast, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write", None)  # calling it would fail

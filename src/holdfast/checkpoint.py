@@ -51,9 +51,10 @@ def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, A
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             save_file(tensors, scratch, {KEY: header})
-            _flush(scratch)
+            _flush(scratch)  # the rename must not overtake the content
             scratch.replace(path)
-            _flush(path.parent)
+            with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
+                _flush(path.parent, os.O_RDONLY)
         finally:
             scratch.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
@@ -174,9 +175,9 @@ def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _flush(path: Path) -> None:
-    """Wait until the file, or the names in the folder, are on the disk; a rename must not overtake its content."""
-    handle = os.open(path, os.O_RDONLY)
+def _flush(path: Path, flags: int = os.O_RDWR) -> None:
+    """Wait until the file, or the names in a folder, are on the disk."""
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:

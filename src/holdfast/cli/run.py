@@ -55,8 +55,8 @@ def run_command(
     target = choose_device(device)
     results.check_writable(out)
     found = None if force else results.find(out, config)
+    kept = out / "checkpoints" / f"{config.fingerprint}.safetensors" if resume else None
     if found is None:
-        kept = out / "checkpoints" / f"{config.fingerprint}.safetensors" if resume else None
         if kept is not None and kept.exists():
             errors.print(f"continuing from {kept}", highlight=False)
         with data_progress():
@@ -72,11 +72,11 @@ def run_command(
                 every=checkpoint_every,
             )
         folder = results.save(found, out)
-        if kept is not None:
-            checkpoint.discard(kept)
         errors.print(f"saved to {folder}", highlight=False)
     else:
         errors.print(f"already in {out / config.fingerprint}; --force runs it again", highlight=False)
+    if kept is not None:
+        checkpoint.discard(kept)
     if as_json:
         print(json.dumps(found.to_json()))
     else:
