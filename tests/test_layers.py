@@ -23,6 +23,7 @@ LAYERS = [
     ("benchmarks",),
     ("models",),
     ("regularizers",),
+    ("checkpoint",),
     ("buffer",),
     ("learners",),
     ("engine",),

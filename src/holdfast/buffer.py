@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
+from holdfast.rng import restore
 
 __all__ = ["Draw", "Reservoir", "place"]
 
@@ -102,6 +103,48 @@ class Reservoir:
             raise UsageError("the buffer is empty: nothing has been added yet.")
         x, y, *logits = (column[: self.stored] for column in self._columns)
         return Draw(x, y, logits[0] if logits else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own."""
+        return {
+            "capacity": self.capacity,
+            "offered": self.offered,
+            "seen": self.seen,
+            "columns": [column[: self.stored] for column in self._columns],
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the buffer that gave `state` was; one that does not fit raises and changes nothing."""
+        self.check_state(state)
+        restore(self.generator, state["generator"])
+        if not self._columns:
+            self._columns = [
+                kept.new_zeros((self.capacity + 1, *kept.shape[1:]), device=self.device) for kept in state["columns"]
+            ]
+        # In place: a captured step reads from the addresses it was captured with.
+        for column, kept in zip(self._columns, state["columns"], strict=False):
+            column[: len(kept)].copy_(kept)
+        self.seen.copy_(state["seen"])
+        self.offered = state["offered"]
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise if `state` does not fit this buffer."""
+        if state["capacity"] != self.capacity:
+            raise UsageError(
+                f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
+                f"make it with a buffer size of {state['capacity']}."
+            )
+        saved = [(tuple(kept.shape[1:]), str(kept.dtype)) for kept in state["columns"]]
+        own = [(tuple(column.shape[1:]), str(column.dtype)) for column in self._columns]
+        if saved and own and saved != own:
+            raise UsageError(
+                f"the saved samples do not fit the buffer: their shapes and types are {saved}, the buffer's {own}. "
+                "Load into a learner of the same data that has not observed anything else."
+            )
+        stored = min(state["offered"], self.capacity)
+        if int(state["seen"]) != state["offered"] or any(len(kept) != stored for kept in state["columns"]):
+            raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
 
     def _check(self, batch: list[Tensor]) -> None:
         if len(batch) != len(self._columns):

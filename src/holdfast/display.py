@@ -58,9 +58,14 @@ class _Line:
         self._bars = bars
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
         self._shown = self._began = time.perf_counter()
+        self._before: int | None = None  # steps done when the run was continued here
 
     def __call__(self, progress: Progress) -> None:
         now = time.perf_counter()
+        if self._before is None:
+            self._before = progress.step - 1
+            # A head start says nothing about the speed. (Any number will do, whatever the annotation says.)
+            self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
         if now - self._shown < REFRESH and progress.fraction < 1:
             return
         self._shown = now
@@ -73,7 +78,7 @@ class _Line:
             completed=progress.fraction,
             where=where,
             losses=" ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term)),
-            speed=f"{progress.step / (now - self._began):,.0f} steps/s",
+            speed=f"{(progress.step - self._before) / (now - self._began):,.0f} steps/s",
         )
 
 

@@ -45,6 +45,16 @@ class LossLog:
         self._rows.index_copy_(0, self._at, torch.stack(losses)[None])
         self._at.add_(1).remainder_(self.interval)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The terms not yet read and how many steps there were; the tensors are the log's own."""
+        return {"steps": self.steps, "rows": self._rows, "at": self._at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where another log was; in place, since captured steps write to fixed addresses."""
+        self.steps = state["steps"]
+        self._rows.copy_(state["rows"])
+        self._at.copy_(state["at"])
+
     def due(self) -> bool:
         """Whether the log is full and waits to be read."""
         return self.steps % self.interval == 0

@@ -1,6 +1,6 @@
 """The errors Holdfast raises for people: what was wrong, what was expected, what to do."""
 
-__all__ = ["DataError", "HoldfastError", "TrainingError", "UsageError"]
+__all__ = ["CheckpointError", "DataError", "HoldfastError", "TrainingError", "UsageError"]
 
 
 class HoldfastError(Exception):
@@ -21,3 +21,7 @@ class DataError(HoldfastError):
 
 class TrainingError(HoldfastError):
     """A run cannot go on, for instance because its loss is no longer finite."""
+
+
+class CheckpointError(HoldfastError):
+    """A checkpoint cannot be written, or is damaged, of another version, or not what was asked for."""

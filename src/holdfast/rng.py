@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from hashlib import sha256
 
 import torch
+from torch import Tensor
 
-__all__ = ["derive_seed", "generator", "seeded_globally"]
+from holdfast.errors import UsageError
+
+__all__ = ["derive_seed", "generator", "restore", "seeded_globally"]
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -19,6 +22,17 @@ def derive_seed(seed: int, name: str) -> int:
 def generator(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:
     """The generator of one purpose ("order", "augment", "buffer", "stream") on one device."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, name))
+
+
+def restore(generator: torch.Generator, state: Tensor) -> None:
+    """Put `generator` where the one was, on the same kind of device, that `state` was taken from."""
+    try:
+        generator.set_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"the saved random state does not fit a generator on {generator.device}: "
+            "continue on the kind of device where it was saved."
+        ) from error
 
 
 @contextmanager

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from holdfast import checkpoint
 from holdfast.benchmarks import Benchmark, Task, shuffled
 from holdfast.benchmarks import build as build_benchmark
-from holdfast.config import RunConfig
+from holdfast.config import PROTOCOL, RunConfig
 from holdfast.data import ImageSet, data_root
 from holdfast.engine import Engine, make_engine
-from holdfast.errors import TrainingError, UsageError
+from holdfast.errors import CheckpointError, TrainingError, UsageError
 from holdfast.evaluation import Exam, evaluate, grade, predict
 from holdfast.learners import Learner, Parts, PlainSgd
 from holdfast.learners import build as build_learner
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.results import RunResult, environment
-from holdfast.rng import generator, seeded_globally
+from holdfast.rng import generator, restore, seeded_globally
 
-__all__ = ["Progress", "choose_device", "run", "train"]
+__all__ = ["Keeper", "Progress", "choose_device", "run", "train"]
+
+log = logging.getLogger(__name__)
+
+KEPT = ("task", "epoch", "batch", "step", "fraction", "losses", "row")
+"""What a checkpoint holds of a run's progress."""
 
 
 @dataclass(slots=True)
@@ -43,37 +51,57 @@ class Progress:
     """Mean loss terms of the last steps that were read."""
     row: list[float] | None = None
     """Accuracies after the last finished task."""
+    batch: int = 0
+    """Minibatches done of this epoch."""
+
+    def advance(self, batches: int) -> None:
+        """Count a step of an epoch that has so many `batches`."""
+        self.step += 1
+        self.batch += 1
+        epochs = self.epoch + self.batch / batches
+        self.fraction = (self.task + epochs / self.config.epochs) / self.stages
 
 
-def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Generator[Progress, None, RunResult]:
-    """Train and evaluate as `config` says; yields after every step and returns the result."""
+def train(
+    config: RunConfig, benchmark: Benchmark, device: torch.device, keeper: Keeper | None = None
+) -> Generator[Progress, None, RunResult]:
+    """Train and evaluate as `config` says; yields after every step and returns the result.
+
+    With a `keeper`, the run continues from the checkpoint there is, and its state is kept now and then.
+    """
     clock = _Clock()
-    model, learner, order, engine = _prepare(config, benchmark, device)
+    model, learner, generators, engine = _prepare(config, benchmark, device)
     stages: list[Callable[[], ImageSet]] = [task.train for task in benchmark.tasks]
     batches = benchmark.batches
     if learner.all_at_once:
         stages, batches = [benchmark.joint], shuffled
     exams = [_exam(task, benchmark.classes, device) for task in benchmark.tasks]
-    untrained = evaluate(model, exams, benchmark.normalize, config.precision)
     matrices = torch.full((2, len(stages), len(exams)), torch.nan, dtype=torch.float64)
     progress = Progress(config, len(stages))
+    state = _State(learner, generators, engine, progress, matrices, clock)
+    if keeper is None or not keeper.resume(state):
+        state.untrained = evaluate(model, exams, benchmark.normalize, config.precision).class_il
     clock.lap("setup")
 
-    for stage, make_data in enumerate(stages):
+    # A run that continues enters each of the three loops where it left them.
+    for stage in range(progress.task, len(stages)):
         progress.task = stage
-        data = make_data()
+        data = stages[stage]()
         engine.load(data, benchmark.classes)
         clock.lap("data")
-        for epoch in range(config.epochs):
+        for epoch in range(progress.epoch, config.epochs):
             progress.epoch = epoch
-            epoch_batches = list(batches(len(data.labels), config.batch_size, order))
-            for number, indices in enumerate(epoch_batches, start=1):
+            state.epoch_order = generators["order"].get_state()  # from which the epoch's order is made again
+            epoch_batches = list(batches(len(data.labels), config.batch_size, generators["order"]))
+            for indices in epoch_batches[progress.batch :]:
                 engine.step(indices)
-                progress.step += 1
-                progress.fraction = (stage + (epoch + number / len(epoch_batches)) / config.epochs) / len(stages)
+                progress.advance(len(epoch_batches))
                 if engine.log.due():
                     progress.losses = _read(engine, progress)
+                if keeper is not None and keeper.due():
+                    keeper.keep(state)
                 yield progress
+            progress.batch = 0
         progress.losses = _read(engine, progress)
         clock.lap("training")
         # What has been seen, and the next task for forward transfer; after the last stage that is everything.
@@ -84,12 +112,13 @@ def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Gene
         progress.row = row.class_il
         clock.lap("evaluation")
         yield progress
+        progress.epoch = 0
 
     return RunResult(
         config=config,
         matrix=matrices[0],
         task_matrix=matrices[1],
-        untrained=torch.tensor(untrained.class_il, dtype=torch.float64),
+        untrained=torch.tensor(state.untrained, dtype=torch.float64),
         seconds=clock.total(),
         timing=clock.seconds | _rates(engine, clock, progress.step),
         environment=environment(device),
@@ -100,15 +129,16 @@ def train(config: RunConfig, benchmark: Benchmark, device: torch.device) -> Gene
 
 def _prepare(
     config: RunConfig, benchmark: Benchmark, device: torch.device
-) -> tuple[nn.Module, Learner, torch.Generator, Engine]:
-    """The network, the learner around it, the generator of the order of samples, and the engine."""
+) -> tuple[nn.Module, Learner, dict[str, torch.Generator], Engine]:
+    """The network, the learner around it, the generators of all that is random, and the engine."""
     model = build_model(config, benchmark).to(device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as tensor cores want it
-    order, augment, buffer = (generator(config.seed, name, device) for name in ("order", "augment", "buffer"))
+    generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
+    augment, buffer = generators["augment"], generators["buffer"]
     optimizer = PlainSgd(model.parameters(), config.lr)
     learner = build_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer))
-    return model, learner, order, make_engine(learner, device, (augment, buffer), config.batch_size)
+    return model, learner, generators, make_engine(learner, device, (augment, buffer), config.batch_size)
 
 
 def build_model(config: RunConfig, benchmark: Benchmark) -> nn.Module:
@@ -125,17 +155,24 @@ def run(
     device: str = "auto",
     threads: int | None = None,
     on_step: Callable[[Progress], None] | None = None,
+    checkpoint: Path | str | None = None,
+    every: float = 60.0,
 ) -> RunResult:
     """Carry out one run and return its result; `on_step` is called after every step.
+
+    With `checkpoint`, the run's state is written to that file `every` so many seconds, and a run that was stopped
+    continues from it: on a CPU, with the result it would have had without the stop, bit for bit. The file is left
+    there at the end; remove it once the result is safe.
 
     `benchmark` is built from `config` and the data root `data` if it is not given.
     `threads` are torch's CPU threads; by default 1 for the small MLP, whose products are too small to share, and
     torch's own choice for larger networks.
     """
     target = choose_device(device)
+    keeper = Keeper(Path(checkpoint), config, target, every) if checkpoint is not None else None
     benchmark = benchmark or build_benchmark(config, data_root(data), target)
     with _threads(threads or (1 if config.model == "mlp" else torch.get_num_threads())), _own_stream(target):
-        steps = train(config, benchmark, target)
+        steps = train(config, benchmark, target, keeper)
         while True:
             try:
                 progress = next(steps)
@@ -213,11 +250,118 @@ def _own_stream(device: torch.device) -> Iterator[None]:
     torch.cuda.current_stream(device).wait_stream(stream)
 
 
+@dataclass
+class _State:
+    """Everything about a run that changes while it goes on."""
+
+    learner: Learner
+    generators: dict[str, torch.Generator]
+    engine: Engine
+    progress: Progress
+    matrices: Tensor
+    clock: _Clock
+    untrained: list[float] = field(default_factory=list)
+    """Accuracies of the untrained network."""
+    epoch_order: Tensor | None = None
+    """The state of the generator "order" when the epoch began."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to continue after the last step."""
+        place = self.progress
+        return {
+            "learner": self.learner.state_dict(),
+            "generators": {name: each.get_state() for name, each in self.generators.items()}
+            | {"order": self.epoch_order},
+            "log": self.engine.log.state_dict(),
+            "progress": {name: getattr(place, name) for name in KEPT},
+            "matrices": self.matrices,
+            "untrained": self.untrained,
+            "seconds": self.clock.seconds,
+            "total": self.clock.total(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where the run was that gave `state`."""
+        self.learner.load_state_dict(state["learner"])
+        for name, each in self.generators.items():
+            restore(each, state["generators"][name])
+        self.engine.log.load_state_dict(state["log"])
+        for name in KEPT:
+            setattr(self.progress, name, state["progress"][name])
+        self.matrices.copy_(state["matrices"])
+        self.untrained = state["untrained"]
+        self.clock.seconds, self.clock.before = state["seconds"], state["total"]
+
+
+class Keeper:
+    """Writes a run's state to a file every so many seconds, and finds it there again.
+
+    A checkpoint that cannot be written, for instance because the disk is full, is a warning, not the end of the run.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, device: torch.device, every: float = 60.0) -> None:
+        if not every >= 0:
+            raise UsageError(f"seconds between checkpoints must be at least 0, not {every}.")
+        self.path, self.every = path, every
+        self.about = {
+            "fingerprint": config.fingerprint,
+            "protocol": PROTOCOL,
+            "config": config.to_dict(),
+            "device": device.type,
+        }
+        self._next = time.perf_counter() + every
+        self._warned = False
+
+    def due(self) -> bool:
+        """Whether it is time to keep the state."""
+        return time.perf_counter() >= self._next
+
+    def keep(self, state: _State) -> None:
+        """Write the state, which is that after a step; a loss that is not finite ends the run instead."""
+        _read(state.engine, state.progress)
+        state.clock.lap("training")
+        try:
+            checkpoint.write(self.path, "run", state.state_dict(), self.about)
+        except CheckpointError as error:
+            if not self._warned:
+                log.warning("the run goes on, but %s", error)
+            self._warned = True
+        state.clock.lap("checkpoints")
+        self._next = time.perf_counter() + self.every
+
+    def resume(self, state: _State) -> bool:
+        """Bring the run to where its checkpoint is; False if there is none."""
+        if not self.path.exists():
+            return False
+        about, kept = checkpoint.read(self.path, "run")
+        for name, own in self.about.items():
+            if about.get(name) != own:
+                raise CheckpointError(
+                    f"{self.path} belongs to another run: {_difference(name, about.get(name), own)}. "
+                    "Run with the settings it was made with, or delete it to start anew."
+                )
+        try:
+            state.load_state_dict(kept)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{self.path} does not fit this run: {error} Delete it to start anew.") from error
+        return True
+
+
+def _difference(name: str, theirs: Any, own: Any) -> str:
+    """What differs, down to the settings of a config."""
+    if isinstance(theirs, dict) and isinstance(own, dict):
+        names = [key for key in own | theirs if own.get(key) != theirs.get(key)]
+        return ", ".join(f"{key} is {theirs.get(key)!r} there and {own.get(key)!r} here" for key in names)
+    return f"{name} is {theirs!r} there and {own!r} here"
+
+
 class _Clock:
     """Wall time by what it was spent on."""
 
     def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
+        self.before = 0.0
+        """Seconds the run took before it was continued here."""
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
@@ -226,4 +370,4 @@ class _Clock:
         self.last = now
 
     def total(self) -> float:
-        return time.perf_counter() - self.start
+        return time.perf_counter() - self.start + self.before

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from holdfast import checkpoint, results
 from holdfast import data as datasets
-from holdfast import results
 from holdfast.benchmarks import BENCHMARKS, build
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, Seed, app, import_plugins
 from holdfast.config import RunConfig
@@ -37,6 +37,10 @@ def run_command(
     data: DataRoot = None,
     out: Out = Path("runs"),
     force: Annotated[bool, typer.Option(help="Run even if the result is there already.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep checkpoints in OUT/checkpoints, and continue from one.")
+    ] = False,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -51,15 +55,28 @@ def run_command(
     target = choose_device(device)
     results.check_writable(out)
     found = None if force else results.find(out, config)
+    kept = out / "checkpoints" / f"{config.fingerprint}.safetensors" if resume else None
     if found is None:
+        if kept is not None and kept.exists():
+            errors.print(f"continuing from {kept}", highlight=False)
         with data_progress():
             stream = build(config, datasets.data_root(data), target)
         with RunDisplay() as display:
-            found = run(config, stream, device=device, threads=threads, on_step=display.watch(config.title))
+            found = run(
+                config,
+                stream,
+                device=device,
+                threads=threads,
+                on_step=display.watch(config.title),
+                checkpoint=kept,
+                every=checkpoint_every,
+            )
         folder = results.save(found, out)
         errors.print(f"saved to {folder}", highlight=False)
     else:
         errors.print(f"already in {out / config.fingerprint}; --force runs it again", highlight=False)
+    if kept is not None:
+        checkpoint.discard(kept)
     if as_json:
         print(json.dumps(found.to_json()))
     else:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from holdfast import checkpoint
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.descent import Optimizer
+from holdfast.learners.descent import BfloatTwin, Optimizer
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
+from holdfast.rng import restore
 
 __all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names", "widen"]
 
@@ -137,6 +141,99 @@ class Learner:
         if self.validate and (y.min() < 0 or y.max() >= logits.shape[1]):
             raise UsageError(
                 f"labels {int(y.min())}..{int(y.max())} do not fit the model: its outputs are 0..{logits.shape[1] - 1}."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides what the next steps do: model, optimiser, buffer, generators.
+
+        As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on. A learner
+        with more state than that extends this method and `load_state_dict`.
+        """
+        state: dict[str, Any] = {"learner": type(self).__name__, "model": dict(self.model.state_dict())}
+        if hasattr(self.optimizer, "state_dict"):
+            state["optimizer"] = {"type": type(self.optimizer).__name__, "state": self.optimizer.state_dict()}
+        if self.buffer is not None:
+            state["buffer"] = self.buffer.state_dict()
+        if (generator := self._view_generator()) is not None:
+            state["augment"] = generator.get_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the learner that gave `state` was; this one must have been made the same way."""
+        self._check_state(state)
+        generator = self._view_generator()
+        if generator is not None:
+            restore(generator, state["augment"])
+        if self.buffer is not None:
+            self.buffer.load_state_dict(state["buffer"])
+        if hasattr(self.optimizer, "load_state_dict"):
+            # A copy: torch.optim keeps the tensors it is given, which may be another learner's own.
+            self.optimizer.load_state_dict(deepcopy(state["optimizer"]["state"]))
+        self.model.load_state_dict(state["model"])
+        if isinstance(self.optimizer, BfloatTwin):
+            self.optimizer.refresh()
+
+    def save(self, path: Path | str, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint that replaces the one in the file `path` once it is whole.
+
+        `extra` is kept with it: the position in the stream, a scheduler's state_dict; numbers, texts, tensors, and
+        dicts and lists of them.
+        """
+        checkpoint.write(Path(path), "learner", {"learner": self.state_dict(), "extra": dict(extra or {})})
+
+    def load(self, path: Path | str) -> dict[str, Any]:
+        """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it."""
+        state = checkpoint.read(Path(path), "learner").state
+        self.load_state_dict(state["learner"])
+        extra: dict[str, Any] = state["extra"]
+        return extra
+
+    def _view_generator(self) -> torch.Generator | None:
+        """The generator that decides augmentation, where the view has one."""
+        generator = getattr(self.augment, "generator", None)
+        return generator if isinstance(generator, torch.Generator) else None
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Raise before anything is changed if `state` is of another learner."""
+        if state["learner"] != type(self).__name__:
+            raise UsageError(f"this is a {type(self).__name__}, but the saved learner is a {state['learner']}.")
+        own = {
+            "optimizer": hasattr(self.optimizer, "load_state_dict"),
+            "buffer": self.buffer is not None,
+            "augment": self._view_generator() is not None,
+        }
+        for name, needed in own.items():
+            if needed != (name in state):
+                has, lacks = ("this", "the saved") if needed else ("the saved", "this")
+                raise UsageError(f"{has} learner keeps state of its {name}, {lacks} one does not; make them alike.")
+        if self.buffer is not None:
+            self.buffer.check_state(state["buffer"])
+        saved, forms = (
+            {name: f"{tuple(value.shape)} {value.dtype}" for name, value in values.items() if isinstance(value, Tensor)}
+            for values in (state["model"], self.model.state_dict())
+        )
+        differing = sorted(name for name in saved | forms if saved.get(name) != forms.get(name))
+        if differing:
+            name = differing[0]
+            raise UsageError(
+                f"the saved model does not fit this one: {name} is {saved.get(name, 'missing')} in the file and "
+                f"{forms.get(name, 'missing')} here. Build the model as it was when saved."
+            )
+        self._check_optimizer(state.get("optimizer"))
+
+    def _check_optimizer(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        if state["type"] != type(self.optimizer).__name__:
+            raise UsageError(f"the saved optimiser is {state['type']}, this one {type(self.optimizer).__name__}.")
+        groups = getattr(self.optimizer, "param_groups", [])
+        saved, own = (
+            [len(group["params"]) for group in each] for each in (state["state"].get("param_groups", []), groups)
+        )
+        if saved != own:
+            raise UsageError(
+                f"the saved optimiser does not fit this one: it updates groups of {saved} parameters, this one {own}. "
+                "Build the optimiser as it was when saved."
             )
 
 

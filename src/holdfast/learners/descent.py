@@ -83,4 +83,9 @@ class BfloatTwin(PlainSgd):
         super().step()
         torch._foreach_copy_(self._gradients, [twin.grad for twin in self.twins if twin.grad is not None])
         torch._foreach_add_(self.masters, self._gradients, alpha=-self.lr)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the twin what the float32 weights are; needed after anything else than `step` changed those."""
         torch._foreach_copy_(self.twins, self.masters)

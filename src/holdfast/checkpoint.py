@@ -1,0 +1,184 @@
+"""State <-> one file: tensors as safetensors, everything else as JSON in its header. Whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from holdfast.errors import CheckpointError, UsageError
+
+__all__ = ["VERSION", "Checkpoint", "discard", "read", "write"]
+
+VERSION = 1
+"""Raised whenever files are laid out differently; files of another version are refused."""
+
+KEY = "holdfast"  # the one entry in the safetensors header, which maps text to text
+ADVICE = "Delete it to start anew, or put an intact copy in its place."
+
+
+class Checkpoint(NamedTuple):
+    """What a file held."""
+
+    about: dict[str, Any]
+    """What the state belongs to, as plain JSON values: for a run, its config and fingerprint."""
+    state: dict[str, Any]
+    """Nested dicts, lists and tuples of tensors (on the CPU), numbers and texts."""
+
+
+def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
+    """Put `state` into the file `path`; what was there before stays until the new file is whole and on the disk.
+
+    `kind` says what the state is of ("learner", "run") and must be named again when reading.
+    """
+    tensors: dict[str, Tensor] = {}
+    content = {"kind": kind, "about": dict(about or {}), "state": _encode(dict(state), "state", tensors)}
+    text = json.dumps(content, allow_nan=False)
+    tensors = _apart(tensors)
+    header = json.dumps({"version": VERSION, "checksum": _checksum(text, tensors), "content": text})
+    scratch = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(tensors, scratch, {KEY: header})
+            _flush(scratch)  # the rename must not overtake the content
+            scratch.replace(path)
+            with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
+                _flush(path.parent, os.O_RDONLY)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"the checkpoint could not be written to {path}: {reason}. Make room there or choose another place; "
+            "what the file held before is untouched."
+        ) from error
+
+
+def read(path: Path, kind: str) -> Checkpoint:
+    """What `write` put there. Reading executes nothing; a file that is damaged or something else raises."""
+    header, tensors = _open(path)
+    try:
+        outer = json.loads(header)
+        version, text = outer["version"], outer["content"]
+        if version == VERSION and _checksum(text, tensors) != outer["checksum"]:
+            raise CheckpointError(f"{path} is damaged: its checksum does not match. {ADVICE}")
+        content = json.loads(text) if version == VERSION else {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{path} is damaged: its header is not readable. {ADVICE}") from None
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} is a checkpoint of format version {version!r}; this Holdfast reads version {VERSION}. "
+            "Continue with the Holdfast that wrote it, or delete it to start anew."
+        )
+    try:
+        found, about, state = content["kind"], content["about"], _decode(content["state"], tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{path} is damaged: its content makes no sense. {ADVICE}") from None
+    if found != kind:
+        raise CheckpointError(f"{path} is the checkpoint of a {found}, not of a {kind}. Name the right file.")
+    return Checkpoint(about, state)
+
+
+def discard(path: Path) -> None:
+    """Remove the checkpoint, and what a process killed while writing left beside it; the folder too if empty."""
+    with suppress(OSError):  # Nobody needs it any more, so failing to remove it harms nobody.
+        path.unlink(missing_ok=True)
+        path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
+def _open(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """Our entry in the header, and the tensors in memory of their own."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get(KEY)
+            if header is None:
+                raise CheckpointError(f"{path} is not a Holdfast checkpoint. Name the right file.")
+            return header, {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # no mapping
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}. Name a file that was saved before.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged, or not a Holdfast checkpoint: {error}. {ADVICE}") from error
+
+
+def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON; its tensors go into `tensors` and are referred to by name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}  # JSON has no NaN
+    if isinstance(value, Mapping) and all(isinstance(key, int | str) for key in value):
+        # As pairs: optimisers number their parameters, and keys in JSON are always texts.
+        return {"dict": [[key, _encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{name}.{number}", tensors) for number, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    raise UsageError(
+        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: only tensors, numbers, texts and dicts, "
+        "lists and tuples of them."
+    )
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that `_encode` described."""
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "tensor":
+            return tensors[content]
+        case "dict":
+            return {key: _decode(item, tensors) for key, item in content}
+        case "tuple":
+            return tuple(_decode(item, tensors) for item in content)
+        case "float":
+            return float(content)
+    raise ValueError(kind)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, none sharing memory with another, which a file cannot express."""
+    taken: set[int] = set()
+    made = {}
+    for name, tensor in tensors.items():
+        there = tensor.cpu().contiguous()
+        memory = there.untyped_storage().data_ptr()
+        made[name] = there.clone() if memory in taken else there
+        taken.add(memory)
+    return made
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of the JSON and of all bytes of all tensors: safetensors itself would not notice a flipped bit."""
+    digest = sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(f"\0{name}\0{tensors[name].dtype}\0{tuple(tensors[name].shape)}\0".encode())
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _flush(path: Path, flags: int = os.O_RDWR) -> None:
+    """Wait until the file, or the names in a folder, are on the disk."""
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

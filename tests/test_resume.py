@@ -1,0 +1,465 @@
+"""Stopped at any step and continued equals never stopped, bit for bit: runs, and learners around any model."""
+
+import copy
+import errno
+import json
+import logging
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast import checkpoint, results
+from holdfast.augment import CropFlip, Normalize
+from holdfast.benchmarks import build
+from holdfast.cli import main
+from holdfast.data import Dataset, data_root
+from holdfast.learners import BfloatTwin, Sgd, method_names
+from holdfast.rng import generator
+from holdfast.training import Keeper, train
+from killed import few_digits
+
+CPU = torch.device("cpu")
+SIZES = {
+    "rot-mnist": {"tasks": 2, "train_limit": 75, "epochs": 2},
+    "seq-mnist": {"tasks": 5, "train_limit": 75},
+    "mnist-360": {"tasks": 1, "train_limit": 250},
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return few_digits()
+
+
+@pytest.fixture
+def small(digits, monkeypatch):
+    """The first digits of MNIST in place of all of them."""
+    for file in ("class_incremental", "domain_incremental", "mnist360"):
+        monkeypatch.setattr(f"holdfast.benchmarks.{file}.load", lambda name, root: digits)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "run.safetensors"
+
+
+def config(method: str = "mse", benchmark: str = "rot-mnist", **changes) -> hf.RunConfig:
+    sizes = {**SIZES[benchmark], "batch_size": 32, "replay_size": 16}
+    return hf.RunConfig.preset(benchmark, method, buffer_size=40, **{**sizes, **changes})
+
+
+def assert_identical(one: hf.RunResult, other: hf.RunResult) -> None:
+    """Bit for bit."""
+    for name in ("weights", "logits"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert mine.keys() == theirs.keys()
+        assert mine
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine), name
+    for name in ("matrix", "task_matrix", "untrained"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0, equal_nan=True)
+    assert one.timing["steps"] == other.timing["steps"]
+
+
+class At(Keeper):
+    """Keeps the state once, right after a given step of this process."""
+
+    def __init__(self, path, settings, step):
+        super().__init__(path, settings, CPU)
+        self.left = step
+
+    def due(self):
+        self.left -= 1
+        return self.left == 0
+
+
+def finish(steps):
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def stop_after(steps, settings, stream, path):
+    """Carry out so many steps and abandon the run; gives its progress as others see it."""
+    keeper = At(path, settings, steps)
+    for progress in train(settings, stream, CPU, keeper):
+        if keeper.left == 0:
+            return copy.deepcopy(progress)
+    raise AssertionError("the run was over before it could be stopped")
+
+
+@pytest.mark.parametrize("benchmark", SIZES)
+@pytest.mark.parametrize("method", method_names())
+def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark):
+    settings = config(method, benchmark)
+    stream = build(settings, data_root(None))
+    expected = finish(train(settings, stream, CPU))
+    total = int(expected.timing["steps"])
+    stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
+    for before, after in zip([0, *stops], stops, strict=False):
+        assert stop_after(after - before, settings, stream, path).step == after
+    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+
+
+def test_stopped_after_every_single_step(small, path):
+    """Also after the last step of an epoch, of a task, and of the run."""
+    settings = config()
+    stream = build(settings, data_root(None))
+    seen = [copy.deepcopy(progress) for progress in train(settings, stream, CPU)]
+    by_step = {progress.step: progress for progress in reversed(seen)}  # as it was before an evaluation
+    expected = finish(train(settings, stream, CPU))
+    for step in range(1, len(by_step) + 1):
+        progress = stop_after(1, settings, stream, path)
+        assert progress == by_step[step]
+    result = finish(train(settings, stream, CPU, Keeper(path, settings, CPU)))
+    assert_identical(result, expected)
+    # Done already, it is evaluated again.
+    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+
+
+def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
+    settings = config(batch_size=4, epochs=1)
+    told, told_again = [], []
+    expected = hf.run(settings, device="cpu", on_step=lambda progress: told.append(copy.deepcopy(progress)))
+
+    def stop(progress):
+        told_again.append(copy.deepcopy(progress))
+        if progress.step == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hf.run(settings, device="cpu", on_step=stop, checkpoint=path, every=0)
+    spent = checkpoint.read(path, "run").state["total"]
+    result = hf.run(
+        settings,
+        device="cpu",
+        on_step=lambda progress: told_again.append(copy.deepcopy(progress)),
+        checkpoint=str(path),
+    )
+    assert told_again == told
+    assert told[-1].losses is not None
+    assert_identical(result, expected)
+    assert result.seconds > spent > 0
+    assert result.timing["checkpoints"] > 0
+
+
+def test_nothing_is_written_unless_asked_nor_before_it_is_time(small, tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hf.run(config(), device="cpu")
+    hf.run(config(), device="cpu", checkpoint=path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(hf.UsageError, match="seconds between checkpoints"):
+        hf.run(config(), device="cpu", checkpoint=path, every=-1)
+
+
+def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
+    """Random views and running statistics continue as well."""
+
+    class Normalised(torch.nn.Sequential):
+        def __init__(self, shape, classes):
+            super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, classes), torch.nn.BatchNorm1d(classes))
+
+    monkeypatch.setitem(hf.MODELS._entries, "normalised", Normalised)
+    settings = config("linf", model="normalised")
+    plain = build(settings, data_root(None))
+    stream = type(plain)(plain.classes, plain.shape, plain.tasks, plain.normalize, True, plain.batches)
+    expected = finish(train(settings, stream, CPU))
+    for steps in (4, 5):
+        stop_after(steps, settings, stream, path)
+    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+
+
+# What can go wrong
+
+
+def test_another_run_is_not_continued(small, path):
+    settings = config()
+    stop_after(2, settings, build(settings, data_root(None)), path)
+    with pytest.raises(hf.CheckpointError, match=r"another run: fingerprint is .* start anew"):
+        hf.run(settings.change(lr=0.5), device="cpu", checkpoint=path)
+    about, state = checkpoint.read(path, "run")
+    about["config"]["lr"] = 0.5  # the name alone does not decide
+    checkpoint.write(path, "run", state, about)
+    with pytest.raises(hf.CheckpointError, match=r"another run: lr is 0\.5 there and 0\.\d+ here"):
+        hf.run(settings, device="cpu", checkpoint=path)
+    about["config"]["lr"], about["device"] = settings.lr, "cuda"
+    checkpoint.write(path, "run", state, about)
+    with pytest.raises(hf.CheckpointError, match=r"device is 'cuda' there and 'cpu' here"):
+        hf.run(settings, device="cpu", checkpoint=path)
+    about["device"] = "cpu"
+    checkpoint.write(path, "run", {**state, "log": {}}, about)
+    with pytest.raises(hf.CheckpointError, match=r"does not fit this run.*start anew"):
+        hf.run(settings, device="cpu", checkpoint=path)
+
+
+def test_a_full_disk_does_not_end_the_run(small, path, monkeypatch, caplog):
+    settings = config()
+    expected = hf.run(settings, device="cpu")
+    stop_after(2, settings, build(settings, data_root(None)), path)
+    kept = path.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with caplog.at_level(logging.WARNING):
+        assert_identical(hf.run(settings, device="cpu", checkpoint=path, every=0), expected)
+    (record,) = caplog.records  # once, not for every attempt
+    assert "the run goes on, but" in record.getMessage()
+    assert "No space left on device" in record.getMessage()
+    assert path.read_bytes() == kept
+
+
+def test_a_state_with_a_broken_loss_is_not_kept(small, path):
+    with pytest.raises(hf.TrainingError, match="task 1: the loss is no longer finite at step"):
+        hf.run(config(lr=1e6), device="cpu", checkpoint=path, every=0)
+    if path.exists():
+        model = checkpoint.read(path, "run").state["learner"]["model"]
+        assert all(value.isfinite().all() for value in model.values())
+
+
+# Killed
+
+
+def test_killed_five_times(small, tmp_path, path):
+    assert_survives_kills(config("linf", train_limit=400, epochs=1, batch_size=16), tmp_path, path, kills=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", method_names())
+def test_killed_twenty_times(small, tmp_path, path, method):
+    assert_survives_kills(config(method, train_limit=1400, epochs=1, batch_size=16), tmp_path, path, kills=20)
+
+
+def assert_survives_kills(settings, tmp_path, path, *, kills):
+    script = Path(__file__).with_name("killed.py")
+    arguments = [str(path), str(tmp_path / "out"), str(kills), str(settings.seed), json.dumps(settings.to_dict())]
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = results.read(tmp_path / "out" / settings.fingerprint, tensors=True)
+    assert_identical(result, hf.run(settings, device="cpu"))
+
+
+RUN = ["run", "rot-mnist", "er", "--tasks", "2", "--device", "cpu", "--resume", "--checkpoint-every", "0"]
+
+
+@pytest.mark.slow
+def test_the_command_killed_twenty_times(tmp_path):
+    command = [sys.executable, "-m", "holdfast", *RUN, "--set", "train_limit=2000", "--set", "batch_size=16"]
+    chance = random.Random(0)
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    for _ in range(20):
+        child = subprocess.Popen([*command, "--out", str(tmp_path / "cut")], stderr=subprocess.DEVNULL)
+        before, deadline = stamps(checkpoints), time.monotonic() + 60
+        while stamps(checkpoints) == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.1))
+        child.kill()
+        assert child.wait() == -9
+    for out in ("cut", "whole"):
+        subprocess.run([*command, "--out", str(tmp_path / out)], check=True, capture_output=True)
+    cut, whole = (read_only_result(tmp_path / out) for out in ("cut", "whole"))
+    assert_identical(cut, whole)
+
+
+def stamps(folder: Path) -> list[int]:
+    return [file.stat().st_mtime_ns for file in folder.glob("*.safetensors")]
+
+
+def read_only_result(out: Path) -> hf.RunResult:
+    (folder,) = out.iterdir()  # and no checkpoints
+    return results.read(folder, tensors=True)
+
+
+# The command
+
+
+@pytest.fixture
+def holdfast(monkeypatch, capfd, tmp_path, small):
+    """Call the command in an empty folder; gives (exit code, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, capfd.readouterr().err
+
+    return call
+
+
+def test_resume_on_the_command_line(holdfast, tmp_path):
+    command = [*RUN, "--set", "train_limit=300"]
+    settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
+    kept = tmp_path / "runs" / "checkpoints" / f"{settings.fingerprint}.safetensors"
+    stop_after(2, settings, build(settings, data_root(None)), kept)
+
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-5])
+    code, err = holdfast(*command)
+    assert code == 1
+    assert "is damaged" in err
+    assert "Delete it to start anew" in err
+    assert "Traceback" not in err
+
+    kept.write_bytes(whole)
+    code, err = holdfast(*command)
+    assert code == 0
+    assert f"continuing from runs/checkpoints/{kept.name}" in err
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == [settings.fingerprint]  # no checkpoints left
+    found = results.read(tmp_path / "runs" / settings.fingerprint, tensors=True)
+    assert_identical(found, hf.run(settings, device="cpu"))
+
+    checkpoint.write(kept, "run", {})  # killed between saving the result and removing the checkpoint
+    code, err = holdfast(*command)
+    assert code == 0
+    assert "already in" in err
+    assert not kept.parent.exists()
+
+
+def test_without_resume_nothing_is_kept(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "write", None)  # calling it would fail
+    assert holdfast("run", "rot-mnist", "er", "--tasks", "2", "--device", "cpu", "--set", "train_limit=300")[0] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+# Learners around any model
+
+
+def stream(count: int):
+    source = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        yield torch.rand(12, 6, generator=source), torch.randint(0, 3, (12,), generator=source)
+
+
+def make(kind: str = "consistency", optimizer=torch.optim.Adam, buffer_size: int = 20, width: int = 8, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3))
+    descent = optimizer(model.parameters(), lr=0.01)
+    if kind == "sgd":
+        return Sgd(model, descent, **options)
+    learner = {"er": hf.ExperienceReplay, "consistency": hf.ConsistencyReplay}[kind]
+    return learner(model, descent, buffer_size=buffer_size, **options)
+
+
+def momentum(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop, momentum])
+@pytest.mark.parametrize("kind", ["sgd", "er", "consistency"])
+def test_a_learner_saved_and_loaded_learns_on_as_if_nothing_had_happened(path, kind, optimizer):
+    whole = make(kind, optimizer)
+    losses = [whole.observe(x, y) for x, y in stream(12)]
+    for stop in (0, 1, 7, 11):
+        first, second = make(kind, optimizer), make(kind, optimizer, **({} if kind == "sgd" else {"seed": 5}))
+        batches = list(stream(12))
+        for x, y in batches[:stop]:
+            first.observe(x, y)
+        first.save(path, extra={"position": stop})
+        extra = second.load(path)
+        assert extra == {"position": stop}
+        assert [second.observe(x, y) for x, y in batches[extra["position"] :]] == losses[stop:]
+        for name, value in whole.model.state_dict().items():
+            assert torch.equal(second.model.state_dict()[name], value)
+        if whole.buffer is not None:
+            assert second.buffer.offered == whole.buffer.offered == int(second.buffer.seen)
+            for mine, theirs in zip(second.buffer.contents(), whole.buffer.contents(), strict=True):
+                assert mine is theirs is None or torch.equal(mine, theirs)
+
+
+def test_the_generator_of_random_views_continues(path):
+    def pictures(seed):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
+        with torch.no_grad():
+            model[1].weight.fill_(0.1)
+            model[1].bias.zero_()
+        view = CropFlip(Normalize(), generator(seed, "augment"))
+        return hf.ExperienceReplay(model, torch.optim.Adam(model.parameters()), buffer_size=9, augment=view)
+
+    x, y = torch.arange(768).remainder(256).to(torch.uint8).view(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+    one, other = pictures(0), pictures(1)
+    one.observe(x, y)
+    one.save(path)
+    other.load(path)
+    assert one.observe(x, y) == other.observe(x, y)
+
+
+def test_loading_copies_in_place_and_shares_nothing():
+    one, other = make(), make()
+    for x, y in stream(3):
+        one.observe(x, y)
+        other.observe(y=y, x=x * 2)
+    addresses = [value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]]
+    other.load_state_dict(one.state_dict())
+    assert addresses == [
+        value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]
+    ]
+    expected = copy.deepcopy(one.state_dict())
+    for x, y in stream(2):
+        other.observe(x, y)
+    assert repr(one.state_dict()) == repr(expected)
+
+
+def test_bfloat16_twins_follow():
+    models = [hf.MODELS["mlp"]((1, 28, 28), 10) for _ in range(2)]
+    one, other = (Sgd(model, BfloatTwin(model, 0.1)) for model in models)
+    other.load_state_dict(one.state_dict())
+    for master, twin in zip(one.optimizer.masters, other.optimizer.twins, strict=True):
+        assert torch.equal(master.bfloat16(), twin)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "message"),
+    [
+        ({"buffer_size": 20}, {"buffer_size": 30}, "has 20 slots, this one 30; make it with a buffer size of 20"),
+        ({}, {"width": 9}, r"model does not fit this one: 0\.bias is \(8,\) torch\.float32 in the file and \(9,\) "),
+        ({}, {"kind": "er"}, "this is a ExperienceReplay, but the saved learner is a ConsistencyReplay"),
+        ({}, {"optimizer": momentum}, "the saved optimiser is Adam, this one SGD"),
+    ],
+    ids=str,
+)
+def test_a_learner_that_does_not_fit_is_left_as_it_was(path, saved, loaded, message):
+    one, other = make(**saved), make(**loaded)
+    for x, y in stream(3):
+        one.observe(x, y)
+        other.observe(x + 1, y)
+    one.save(path)
+    before = repr(other.state_dict())
+    with pytest.raises(hf.UsageError, match=message):
+        other.load(path)
+    assert repr(other.state_dict()) == before
+
+
+def test_buffers_that_do_not_fit():
+    def filled(width, dtype=torch.float32):
+        buffer = hf.Reservoir(5)
+        buffer.add(torch.ones(3, width, dtype=dtype), torch.zeros(3))
+        return buffer
+
+    for other in (filled(3), filled(2, torch.float64)):
+        before = repr(other.state_dict())
+        with pytest.raises(hf.UsageError, match="saved samples do not fit the buffer"):
+            other.load_state_dict(filled(2).state_dict())
+        assert repr(other.state_dict()) == before
+    with pytest.raises(hf.UsageError, match="contradicts itself"):
+        filled(2).load_state_dict({**filled(2).state_dict(), "offered": 2})
+    with pytest.raises(hf.UsageError, match="random state does not fit"):
+        filled(2).load_state_dict({**filled(2).state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)})
+
+
+def test_an_optimiser_of_other_parameters(path):
+    one, other = make(), make()
+    other.optimizer = torch.optim.Adam(list(other.model.parameters())[:2])
+    one.save(path)
+    with pytest.raises(hf.UsageError, match=r"optimiser does not fit .* \[6\] parameters, this one \[2\]"):
+        other.load(path)
