@@ -8,7 +8,7 @@ from torch import nn
 
 from holdfast.augment import CropFlip, Normalize
 from holdfast.engine import _compile
-from holdfast.learners import BfloatTwin, ConsistencyReplay, PlainSgd
+from holdfast.learners import BfloatTwin, ConsistencyReplay, Learner, PlainSgd
 from holdfast.models import ResNet18, group_batchnorm
 from holdfast.rng import generator
 
@@ -68,3 +68,10 @@ def test_the_twin_shares_all_but_the_matrices():
         is_norm = "bn" in name or "shortcut.1" in name
         assert (parameter is ours[name]) == is_norm
         assert parameter.dtype == (torch.float32 if is_norm else torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, when it is imported
+def test_a_learner_that_names_no_pure_functions_has_only_its_network_compiled():
+    model = ResNet18((3, 8, 8), 10, width=4)
+    (part,) = _compile(Learner(model, PlainSgd(model.parameters(), 0.1)))
+    assert (part.name, part.plain) == ("network", model)

@@ -81,7 +81,7 @@ class Learner:
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     buffer: Reservoir | None = None
-    compilable: tuple[str, ...] = ("objective",)
+    compilable: tuple[str, ...] = ()
     """Pure functions of tensors among the attributes, which an engine may replace by their compiled form."""
 
     def __init__(

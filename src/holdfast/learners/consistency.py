@@ -37,6 +37,7 @@ class ConsistencyReplay(Learner):
     which makes it one with the same result.
     """
 
+    compilable = ("objective",)
     buffer: Reservoir
 
     def __init__(

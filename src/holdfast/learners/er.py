@@ -27,6 +27,7 @@ class ExperienceReplay(Learner):
     inputs into what the network sees, anew for every draw.
     """
 
+    compilable = ("objective",)
     buffer: Reservoir
 
     def __init__(

@@ -17,6 +17,8 @@ __all__ = ["Joint", "Sgd"]
 class Sgd(Learner):
     """Cross-entropy on what comes in, nothing else."""
 
+    compilable = ("objective",)
+
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
