@@ -92,10 +92,15 @@ def reliability_numbers(found: Findings) -> Numbers:
     return Numbers(("method", "ece_percent", "bin_from", "bin_to", "confidence", "accuracy", "count"), rows)
 
 
+def _across(panels: int, most: int) -> int:
+    """Panels in a row so that all rows are about equally full, with at most `most`."""
+    return ceil(panels / ceil(panels / most))
+
+
 def draw_reliability(found: Findings, *, title: str = "") -> Figure:
     """Reliability diagrams side by side, the worst calibrated first; below each, where its confidences lie."""
     shown = _calibrated(found)
-    across = min(5, len(shown))
+    across = _across(len(shown), 5)
     width, height = across * 2.15 + 0.65, ceil(len(shown) / across) * 2.95 + 0.55
     with _page(width, height, title) as figure:
         for number, (left, top) in enumerate(_grid(len(shown), across, (2.15, 2.95))):
@@ -155,7 +160,7 @@ def draw_recency(found: Findings, *, title: str = "") -> Figure:
     tasks = len(shown[0][1].task_probabilities)
     highest = max(max(bias.task_probabilities) for _, bias in shown)
     wide = max(1.25, 0.21 * tasks)
-    across = max(1, min(len(shown), int(10.5 / (wide + 0.15))))
+    across = _across(len(shown), max(1, int(10.5 / (wide + 0.15))))
     width, height = across * (wide + 0.15) + 0.75, ceil(len(shown) / across) * 2.65 + 0.4
     with _page(width, height, title) as figure:
         for number, (left, top) in enumerate(_grid(len(shown), across, (wide + 0.15, 2.65), left=0.65)):
@@ -356,7 +361,7 @@ def draw_tasks(found: Findings, *, title: str = "") -> Figure:
     shown = _sequential(found)
     tasks = len(shown[0].transfer.curves)
     chosen = _spread_over(tasks - 1, MOST_PANELS)  # nothing comes after the last
-    across = min(5, len(chosen))
+    across = _across(len(chosen), 5)
     legend_rows = ceil(len(shown) / 6)
     head = 0.55 + 0.24 * legend_rows
     low = min(point.mean for one in shown for task in chosen for point in _learned(one, task).values())
