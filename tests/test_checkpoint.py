@@ -153,9 +153,7 @@ def failing(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    "place", ["holdfast.checkpoint.save_file", "holdfast.checkpoint._flush", "pathlib.Path.replace"]
-)
+@pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "holdfast.checkpoint._flush", "pathlib.Path.replace"])
 def test_failing_anywhere_keeps_the_old_one(written, monkeypatch, place):
     with monkeypatch.context() as patch:
         patch.setattr(place, failing)

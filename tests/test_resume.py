@@ -208,7 +208,7 @@ def test_a_full_disk_does_not_end_the_run(small, path, monkeypatch, caplog):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with caplog.at_level(logging.WARNING):
         assert_identical(hf.run(settings, device="cpu", checkpoint=path, every=0), expected)
     (record,) = caplog.records  # once, not for every attempt
@@ -252,7 +252,7 @@ RUN = ["run", "rot-mnist", "er", "--tasks", "2", "--device", "cpu", "--resume", 
 
 @pytest.mark.slow
 def test_the_command_killed_twenty_times(tmp_path):
-    command = [sys.executable, "-m", "holdfast", *RUN, "--set", "train_limit=2000", "--set", "batch_size=16"]
+    command = [sys.executable, "-m", "holdfast", *RUN, "--set", "train_limit=8000", "--set", "batch_size=16"]
     chance = random.Random(0)
     checkpoints = tmp_path / "cut" / "checkpoints"
     for _ in range(20):

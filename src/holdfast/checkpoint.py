@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from holdfast.errors import CheckpointError, UsageError
@@ -50,7 +50,8 @@ def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, A
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            save_file(tensors, scratch, {KEY: header})
+            # Not save_file, which writes to a name of its own choice that a kill would leave behind.
+            scratch.write_bytes(save(tensors, {KEY: header}))
             _flush(scratch)  # the rename must not overtake the content
             scratch.replace(path)
             with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
