@@ -53,33 +53,19 @@ def _long_sequences() -> tuple[Cell, ...]:
     )
 
 
-def _low_buffer() -> tuple[Cell, ...]:
+def _by_buffer(table: str, benchmark: str, metric: str, sizes: tuple[int, ...]) -> tuple[Cell, ...]:
+    """Methods down, buffer sizes across, on one benchmark."""
     return tuple(
         Cell(
-            group="seq-cifar10",
+            group=benchmark,
             row=method,
-            column=buffer_group(buffer_size),
-            metric="accuracy",
-            config=RunConfig.preset("seq-cifar10", method, buffer_size=buffer_size),
-            published=published("table_low_buffer", "seq-cifar10", buffer_size, method, "accuracy"),
+            column=buffer_group(size),
+            metric=metric,
+            config=RunConfig.preset(benchmark, method, buffer_size=size),
+            published=published(table, benchmark, size, method, metric),
         )
         for method in REPLAY
-        for buffer_size in (10, 20, 50, 100)
-    )
-
-
-def _forward_transfer() -> tuple[Cell, ...]:
-    return tuple(
-        Cell(
-            group="rot-mnist",
-            row=method,
-            column=buffer_group(buffer_size),
-            metric="forward_transfer",
-            config=RunConfig.preset("rot-mnist", method, buffer_size=buffer_size),
-            published=published("table_forward_transfer", "rot-mnist", buffer_size, method, "forward_transfer"),
-        )
-        for method in REPLAY
-        for buffer_size in (200, 500)
+        for size in sizes
     )
 
 
@@ -138,7 +124,7 @@ register(
         "Accuracy on S-CIFAR-10 with 10 to 100 stored samples",
         "Table on low buffer sizes",
         "Regularizers make more of very few stored samples.",
-        _low_buffer(),
+        _by_buffer("table_low_buffer", "seq-cifar10", "accuracy", (10, 20, 50, 100)),
         figure="lines",
     )
 )
@@ -148,7 +134,7 @@ register(
         "Forward transfer on R-MNIST",
         "Appendix, table on forward transfer",
         "What was learned helps with rotations not yet seen, most with strict regularizers.",
-        _forward_transfer(),
+        _by_buffer("table_forward_transfer", "rot-mnist", "forward_transfer", (200, 500)),
         figure="bars",
     )
 )
