@@ -16,7 +16,7 @@ __all__ = ["BfloatTwin", "Optimizer", "PlainSgd"]
 class Optimizer(Protocol):
     """Any of torch.optim, or anything else with these two methods."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients."""
 
     def step(self) -> Any:
@@ -32,7 +32,7 @@ class PlainSgd:
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
@@ -71,7 +71,7 @@ class BfloatTwin(PlainSgd):
         super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
         self._gradients = [torch.empty_like(master) for master in self.masters]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients."""
         super().zero_grad()
         for twin in self.twins:
