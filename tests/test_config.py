@@ -306,6 +306,7 @@ configs = st.builds(
     beta=weights,
     precision=st.sampled_from(["float32", "bfloat16"]),
     train_limit=st.none() | counts,
+    validation=st.floats(0, 0.99),
     options=st.dictionaries(
         st.sampled_from("abcd"), st.floats(allow_nan=False, allow_infinity=False) | st.integers(-3, 3)
     ),
@@ -320,7 +321,9 @@ def test_round_trip_through_json(config):
     assert again == config
     assert hash(again) == hash(config)
     assert again.fingerprint == config.fingerprint
-    assert set(values) == {field.name for field in fields(RunConfig)}
+    # Without its later field, where that has no effect: the fingerprints of earlier results stay what they were.
+    assert set(values) | {"validation"} == {field.name for field in fields(RunConfig)}
+    assert ("validation" in values) == (config.validation > 0)
 
 
 @given(configs, configs)
@@ -344,6 +347,7 @@ OTHER = {
     "beta": 0.0,
     "precision": "bfloat16",
     "train_limit": 10,
+    "validation": 0.1,
     "options": (("temperature", 1.0),),
 }
 
@@ -366,6 +370,12 @@ def test_every_field_changes_the_fingerprint(name):
 def test_equal_configs_share_a_fingerprint_however_they_are_written(one, same):
     assert example(**one) == example(**same)
     assert example(**one).fingerprint == example(**same).fingerprint
+
+
+@pytest.mark.parametrize("share", [1, 1.5, -0.1, float("nan")])
+def test_a_validation_share_lies_below_one(share):
+    with pytest.raises(UsageError, match="validation must be"):
+        example(validation=share)
 
 
 def test_fingerprint_has_the_form_of_a_folder_name():

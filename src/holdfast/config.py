@@ -51,6 +51,8 @@ class RunConfig:
     """Arithmetic of the network's forward and backward pass: float32, or bfloat16 by autocast."""
     train_limit: int | None = None
     """Use only the first so many training samples of each task; None for all."""
+    validation: float = 0.0
+    """Share of each task's training samples to test on in place of its test set, for tuning; 0 for the test set."""
     options: tuple[tuple[str, float], ...] = ()
     """Hyper-parameters of the regularizer other than its defaults, by name."""
 
@@ -64,12 +66,14 @@ class RunConfig:
             raise UsageError(f"seed must be a whole number, not {self.seed!r}.")
         if self.buffer_size is None and self.method not in WITHOUT_BUFFER:
             raise UsageError(f"method '{self.method}' needs a buffer size, for instance 200.")
-        for name in ("lr", "alpha", "beta"):
+        for name in ("lr", "alpha", "beta", "validation"):
             value = getattr(self, name)
             if not _is_finite(value) or value < 0:
                 raise UsageError(f"{name} must be a finite number of at least 0, not {value!r}.")
             # One spelling of each number (1 and 1.0, 0.0 and -0.0): equal configs share a fingerprint.
             object.__setattr__(self, name, abs(float(value)))
+        if self.validation >= 1:
+            raise UsageError(f"validation must be a share of less than 1, for instance 0.1, not {self.validation}.")
         options = dict(self.options)
         for name, value in options.items():
             if not _is_finite(value):
@@ -141,7 +145,10 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values; `from_dict` reverses it."""
-        return {**asdict(self), "options": dict(self.options)}
+        values = {**asdict(self), "options": dict(self.options)}
+        if not self.validation:  # a later field: left out, so that the fingerprints of earlier results stay valid
+            del values["validation"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunConfig:

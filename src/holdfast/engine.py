@@ -215,7 +215,7 @@ def _compile(learner: Learner) -> list[_Part]:
         twin = BfloatTwin(learner.model, learner.optimizer.lr)
         learner.optimizer, learner.network = twin, twin.network
     named: list[tuple[object, str]] = [(learner, "network")]
-    for owner in (learner, learner.buffer, learner.augment):
+    for owner in (learner, learner.optimizer, learner.buffer, learner.augment):
         named += [(owner, name) for name in getattr(owner, "compilable", ())]
     plain = [(owner, name, getattr(owner, name)) for owner, name in named]
     return [_Part(owner, name, part, torch.compile(part, dynamic=False)) for owner, name, part in plain]

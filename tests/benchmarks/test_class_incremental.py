@@ -149,3 +149,33 @@ def test_batches_visit_every_sample_once_in_random_order(replace_data):
     assert not torch.equal(torch.cat(first), torch.cat(second))
     again = list(benchmark.batches(50, 16, torch.Generator().manual_seed(0)))
     assert torch.equal(torch.cat(first), torch.cat(again))
+
+
+def rows(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_validation_tests_on_training_samples_that_are_not_trained_on(replace_data):
+    replace_data(small_dataset(10, (3, 32, 32), train=10))
+    plain = build(config("seq-cifar10"), NOWHERE)
+    for seed in (0, 1):  # the same samples for every seed, so that settings are compared on one ground
+        tuned = build(config("seq-cifar10", validation=0.3, seed=seed), NOWHERE)
+        for full, task in zip(plain.tasks, tuned.tasks, strict=True):
+            kept, held = rows(task.train().images), rows(task.test.images)
+            assert len(held) == 6
+            assert not kept & held
+            assert kept | held == rows(full.train().images)
+            assert set(task.test.labels.tolist()) <= set(task.classes)
+            assert torch.equal(task.train().labels, task.train().labels)
+        assert rows(tuned.tasks[0].test.images) == rows(
+            build(config("seq-cifar10", validation=0.3), NOWHERE).tasks[0].test.images
+        )
+
+
+def test_validation_needs_samples_and_a_stream_without_an_order_of_its_own(replace_data):
+    replace_data(small_dataset(10, (3, 32, 32), train=10))
+    with pytest.raises(UsageError, match="holds back no sample"):
+        build(config("seq-cifar10", validation=0.01), NOWHERE)
+    replace_data(small_dataset(10, (1, 28, 28), train=24))
+    with pytest.raises(UsageError, match="one ordered stream"):
+        build(config("mnist-360", validation=0.1), NOWHERE)

@@ -52,7 +52,7 @@ def test_the_twin_gives_what_autocast_gives():
     plain, twinned = small_learner(), small_learner()
     parts = _compile(twinned)
     assert isinstance(twinned.optimizer, BfloatTwin)
-    assert {part.name for part in parts} == {"network", "objective", "place", "render"}
+    assert {part.name for part in parts} == {"network", "objective", "update", "place", "render"}
     for x, y in batches():
         assert plain.observe(x, y) == twinned.observe(x, y)
     expected, got = plain.model.state_dict(), twinned.model.state_dict()

@@ -17,6 +17,7 @@ from holdfast.data import Dataset, ImageSet
 from holdfast.data import load as load_data
 from holdfast.errors import UsageError
 from holdfast.registry import Registry
+from holdfast.rng import generator
 
 __all__ = ["BENCHMARKS", "Benchmark", "Task", "build", "load", "shuffled"]
 
@@ -86,7 +87,7 @@ BENCHMARKS: Registry[Callable[[RunConfig, Path], Benchmark]] = Registry("benchma
 
 
 def build(config: RunConfig, root: Path, device: torch.device = CPU) -> Benchmark:
-    """The benchmark of a run, its data on `device`, with `train_limit` applied and labels checked."""
+    """The benchmark of a run, its data on `device`, with `train_limit` and `validation` applied and labels checked."""
     token = _device.set(device)
     try:
         benchmark = BENCHMARKS[config.benchmark](config, root)
@@ -96,9 +97,14 @@ def build(config: RunConfig, root: Path, device: torch.device = CPU) -> Benchmar
         raise UsageError(f"{config.benchmark} has {len(benchmark.tasks)} tasks here, not {config.tasks}.")
     for number, task in enumerate(benchmark.tasks):
         _check_labels(task.test.labels, benchmark.classes, f"test labels of task {number}")
-    if config.train_limit is None:
-        return benchmark
-    return replace(benchmark, tasks=tuple(_limited(task, config.train_limit) for task in benchmark.tasks))
+    tasks = benchmark.tasks
+    if config.train_limit is not None:
+        tasks = tuple(_limited(task, config.train_limit) for task in tasks)
+    if config.validation:
+        if benchmark.batches is not shuffled:
+            raise UsageError(f"{config.benchmark} is one ordered stream: no part of it can be kept for validation.")
+        tasks = tuple(_validated(task, config.validation) for task in tasks)
+    return replace(benchmark, tasks=tasks)
 
 
 def _limited(task: Task, limit: int) -> Task:
@@ -107,6 +113,21 @@ def _limited(task: Task, limit: int) -> Task:
         return ImageSet(full.images[:limit], full.labels[:limit])
 
     return replace(task, train=train)
+
+
+def _validated(task: Task, share: float) -> Task:
+    """The task tested on a share of its training samples, which are no longer trained on; the same for all seeds."""
+
+    def split() -> tuple[ImageSet, ImageSet]:
+        full = task.train()
+        order = torch.randperm(len(full.labels), generator=generator(0, "validation")).to(full.labels.device)
+        held, kept = order[: round(share * len(order))], order[round(share * len(order)) :].sort().values
+        return ImageSet(full.images[held], full.labels[held]), ImageSet(full.images[kept], full.labels[kept])
+
+    held = split()[0]
+    if not len(held.labels):
+        raise UsageError(f"a validation share of {share} holds back no sample of a task; take a larger one.")
+    return replace(task, train=lambda: split()[1], test=held)
 
 
 def _check_labels(labels: Tensor, classes: int, what: str) -> None:

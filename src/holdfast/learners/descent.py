@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["BfloatTwin", "Optimizer", "PlainSgd"]
@@ -52,6 +53,8 @@ class BfloatTwin(PlainSgd):
     keeps the bfloat16 weights between steps and converts all of them at once, which gives the same numbers.
     """
 
+    compilable = ("update",)
+
     def __init__(self, model: nn.Module, lr: float) -> None:
         """`model` keeps the float32 weights; `self.network` computes with the others."""
         matrices = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
@@ -59,6 +62,9 @@ class BfloatTwin(PlainSgd):
         shared = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, _BatchNorm))]
         memo: dict[int, Any] = {id(thing): thing for thing in shared}
         self.network: nn.Module = deepcopy(model, memo)
+        for module in matrices:
+            if isinstance(module, nn.Conv2d) and _PaddedConv2d.helps(module):
+                memo[id(module)].__class__ = _PaddedConv2d
         self.masters: list[Tensor] = []
         self.twins: list[Tensor] = []
         for module in matrices:
@@ -69,7 +75,6 @@ class BfloatTwin(PlainSgd):
                 self.twins.append(twin)
         converted = {id(master) for master in self.masters}
         super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
-        self._gradients = [torch.empty_like(master) for master in self.masters]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -81,11 +86,34 @@ class BfloatTwin(PlainSgd):
     def step(self) -> None:
         """Move the float32 weights against the gradients of the twin, and the twin with them."""
         super().step()
-        torch._foreach_copy_(self._gradients, [twin.grad for twin in self.twins if twin.grad is not None])
-        torch._foreach_add_(self.masters, self._gradients, alpha=-self.lr)
+        self.update([twin.grad for twin in self.twins if twin.grad is not None])
+
+    def update(self, gradients: list[Tensor]) -> None:
+        """The same as a function that can be compiled: then each weight is read and written once."""
+        torch._foreach_add_(self.masters, gradients, alpha=-self.lr)
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Make the twin what the float32 weights are; needed after anything else than `step` changed those."""
         torch._foreach_copy_(self.twins, self.masters)
+
+
+class _PaddedConv2d(nn.Conv2d):
+    """A convolution of a few input channels, computed as one of eight with zeros in the others.
+
+    Tensor cores take channels by eights; an image's three would fall to a kernel that is several times as slow.
+    """
+
+    CHANNELS = 8
+
+    @classmethod
+    def helps(cls, conv: nn.Conv2d) -> bool:
+        """Whether `conv` is an ordinary convolution of fewer channels."""
+        return type(conv) is nn.Conv2d and conv.groups == 1 and conv.in_channels < cls.CHANNELS
+
+    def forward(self, input: Tensor) -> Tensor:
+        """What the convolution without the zeros gives."""
+        zeros = (0, 0, 0, 0, 0, self.CHANNELS - self.in_channels)
+        out: Tensor = self._conv_forward(F.pad(input, zeros), F.pad(self.weight, zeros), self.bias)
+        return out

@@ -15,7 +15,7 @@ from holdfast.results import RunResult
 
 __all__ = ["Comparison", "Variant", "comparisons", "mean_std", "slug", "variants"]
 
-WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit")
+WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""
 
 MOST = 14
