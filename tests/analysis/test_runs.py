@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from holdfast import results
-from holdfast.analysis import Estimate, PublishedCorruptions, calibration, recency, robustness, transfer
+from holdfast.analysis import Estimate, PublishedCorruptions, calibration, corrupt, recency, robustness, transfer
 from holdfast.analysis.runs import (
     RunAnalysis,
     analyze_run,
@@ -82,7 +83,7 @@ def test_a_run_without_logits_says_how_to_get_them(tmp_path: Path) -> None:
 
 
 def test_a_run_without_weights_says_how_to_get_them(tmp_path: Path) -> None:
-    analysis = with_robustness(analyze_run(stored(tmp_path)), tmp_path)
+    (analysis,) = with_robustness([analyze_run(stored(tmp_path))], tmp_path)
     assert analysis.robustness is None
     assert "keeps no weights" in analysis.notes[0]
     assert "--force" in analysis.notes[0]
@@ -252,9 +253,10 @@ def trained(folder: Path, **changes) -> Path:
 def test_robustness_is_that_of_the_final_model(tmp_path: Path) -> None:
     analysis = analyze_run(trained(tmp_path))
     names, seen = ["contrast", "saturate"], []
-    found = with_robustness(
-        analysis, tmp_path, corruptions=names, severities=[1, 5], progress=lambda *at: seen.append(at)
-    ).robustness
+    (with_it,) = with_robustness(
+        [analysis], tmp_path, corruptions=names, severities=[1, 5], progress=lambda *at: seen.append(at)
+    )
+    found = with_it.robustness
     config = analysis.config
     benchmark = BENCHMARKS["tiny"](config, tmp_path)
     model = build_model(config, benchmark)
@@ -265,9 +267,26 @@ def test_robustness_is_that_of_the_final_model(tmp_path: Path) -> None:
     assert found.clean == pytest.approx(analysis.result.accuracy)
     assert found.source == "generated"
     assert len(seen) == 4
-    summary = summarize("er", [with_robustness(analysis, tmp_path, corruptions=names, severities=[1, 5])])
+    summary = summarize("er", [with_it])
     assert summary.robustness == found
     assert summary.mra is None
+
+
+@pytest.mark.usefixtures("tiny")
+def test_runs_tested_on_the_same_images_share_the_corrupted_ones(tmp_path: Path, monkeypatch) -> None:
+    made = []
+    module = sys.modules["holdfast.analysis.robustness"]  # the package has a function of that name
+    monkeypatch.setattr(module, "corrupt", lambda *args: made.append(args[1:]) or corrupt(*args))
+    folders = [trained(tmp_path, seed=seed) for seed in (0, 1)]
+    bare = stored(tmp_path / "elsewhere")
+    runs = [analyze_run(folder) for folder in (folders[0], bare, folders[1])]
+    options = {"corruptions": ["contrast", "fog"], "severities": [1, 5]}
+    together = with_robustness(runs, tmp_path, **options)
+    assert len(made) == 4
+    assert [run.robustness is None for run in together] == [False, True, False]
+    for number in (0, 2):
+        (alone,) = with_robustness([runs[number]], tmp_path, **options)
+        assert together[number] == alone
 
 
 @pytest.mark.usefixtures("tiny")
@@ -276,14 +295,14 @@ def test_weights_of_another_model_are_told(tmp_path: Path) -> None:
     weights = load_file(folder / results.WEIGHTS)
     save_file({**weights, "classifier.weight": torch.zeros(3, 100)}, folder / results.WEIGHTS)
     with pytest.raises(DataError, match="does not fit the model") as caught:
-        with_robustness(analyze_run(folder), tmp_path)
+        with_robustness([analyze_run(folder)], tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_grey_images_leave_out_saturate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trained_on_mnist(tmp_path)
     monkeypatch.setattr("holdfast.analysis.runs.exam_images", lambda *_: ImageSet(*few_digits()))
-    analysis = with_robustness(analyze_run(folder), tmp_path, corruptions=["contrast", "saturate"], severities=[1])
+    (analysis,) = with_robustness([analyze_run(folder)], tmp_path, corruptions=["contrast", "saturate"], severities=[1])
     assert analysis.robustness is not None
     assert list(analysis.robustness.accuracy) == ["contrast"]
 
@@ -307,12 +326,12 @@ def test_cifar10_runs_use_the_published_images_where_they_are(tmp_path: Path, mo
     config = RunConfig.preset("seq-cifar10", "er", **changes)
     analysis = analyze_run(results.save(run(config, data=tmp_path, device="cpu"), tmp_path / "runs"))
     options = {"corruptions": ["fog"], "severities": [2]}
-    generated = with_robustness(analysis, tmp_path, **options).robustness
+    generated = with_robustness([analysis], tmp_path, **options)[0].robustness
     folder = tmp_path / "CIFAR-10-C"
     folder.mkdir()
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5))
     np.lib.format.open_memmap(folder / "fog.npy", "w+", np.uint8, PublishedCorruptions.SHAPE).flush()
-    published = with_robustness(analysis, tmp_path, **options).robustness
+    published = with_robustness([analysis], tmp_path, **options)[0].robustness
     assert (generated and generated.source, published and published.source) == ("generated", "published")
     assert published is not None
     assert published.accuracy["fog"] == [published.clean]

@@ -134,9 +134,11 @@ def test_robustness_is_computed_once_and_kept(out, store, monkeypatch):
     categories = dict.fromkeys(("noise", "blur", "weather", "digital"), 40.0)
     calls = []
 
-    def evaluate(run, root, **_):
+    def evaluate(runs, root, **_):
+        (run,) = runs
         calls.append(run.folder)
-        return replace(run, robustness=Robustness("generated", (1,), 60.0, {}, {}, {**categories, "blur": 44.0}, 41.0))
+        found = Robustness("generated", (1,), 60.0, {}, {}, {**categories, "blur": 44.0}, 41.0)
+        return [replace(run, robustness=found)]
 
     monkeypatch.setattr("holdfast.experiments.measures.with_robustness", evaluate)
     folder = store(CONFIG)

@@ -21,7 +21,7 @@ from holdfast.analysis.calibration import Calibration, calibration
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, SEVERITIES
 from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
-from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness
+from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness_of
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
 from holdfast.benchmarks import build
 from holdfast.config import WITHOUT_BUFFER, RunConfig
@@ -225,43 +225,64 @@ def exam_images(config: RunConfig, root: Path) -> ImageSet:
 
 
 def with_robustness(
-    run: RunAnalysis,
+    runs: Sequence[RunAnalysis],
     root: Path,
     *,
     corruptions: Sequence[str] = BENCHMARK_CORRUPTIONS,
     severities: Sequence[int] = SEVERITIES,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int, str], None] | None = None,
-) -> RunAnalysis:
-    """The run with its final model evaluated on corrupted test images; data comes from the data root `root`.
+) -> list[RunAnalysis]:
+    """The runs with their final models evaluated on corrupted test images; data comes from the data root `root`.
 
     Runs on seq-cifar10 use the published CIFAR-10-C where it is in `root`; everything else is generated. The images
-    corrupted are those the network is tested on, colour or grey; grey ones leave out 'saturate'. A run that keeps no
-    weights comes back with a note that says how to get them. `progress` is called after each evaluation.
+    corrupted are those the network is tested on, colour or grey; grey ones leave out 'saturate'. Runs tested on the
+    same images share the corrupted ones. A run that keeps no weights comes back with a note that says how to get them.
+    `progress` is called after each evaluation, with counts over the runs tested on the same images.
     """
-    weights = results.read(run.folder, tensors=True).weights
-    if not weights:
-        note = f"{run.folder} keeps no weights: no robustness. To get them: {rerun_command(run.config, run.folder)}"
-        return replace(run, notes=(*run.notes, note))
-    images, labels = exam_images(run.config, root)
-    grey = images.ndim == 4 and images.shape[1] == 1
-    published = root if run.config.benchmark == "seq-cifar10" and PublishedCorruptions.find(root) else None
-    found = robustness(
-        _classifier(run, weights, root, torch.device(device)),
-        images.to(device),
-        labels.to(device),
-        [name for name in corruptions if not (grey and name == GREY_HAS_NO)],
-        severities,
-        progress=progress,
-        published=published,
-    )
-    return replace(run, robustness=found)
+    done = [run if (run.folder / results.WEIGHTS).exists() else _without_weights(run) for run in runs]
+    for numbers, images, labels in _same_exams(runs, root):
+        config = runs[numbers[0]].config
+        grey = images.ndim == 4 and images.shape[1] == 1
+        found = robustness_of(
+            [_classifier(runs[number], root, torch.device(device)) for number in numbers],
+            images.to(device),
+            labels.to(device),
+            [name for name in corruptions if not (grey and name == GREY_HAS_NO)],
+            severities,
+            progress=progress,
+            published=root if config.benchmark == "seq-cifar10" and PublishedCorruptions.find(root) else None,
+        )
+        for number, one in zip(numbers, found, strict=True):
+            done[number] = replace(runs[number], robustness=one)
+    return done
 
 
-def _classifier(
-    run: RunAnalysis, weights: Mapping[str, Tensor], root: Path, device: torch.device
-) -> Callable[[Tensor], Tensor]:
+def _same_exams(runs: Sequence[RunAnalysis], root: Path) -> list[tuple[list[int], Tensor, Tensor]]:
+    """Numbers of the runs with weights that are tested on the same images, with those and their labels."""
+    found: list[tuple[list[int], Tensor, Tensor]] = []
+    for number, run in enumerate(runs):
+        if not (run.folder / results.WEIGHTS).exists():
+            continue
+        images, labels = exam_images(run.config, root)
+        for numbers, theirs, their_labels in found:
+            same = run.config.benchmark == runs[numbers[0]].config.benchmark
+            if same and torch.equal(images, theirs) and torch.equal(labels, their_labels):
+                numbers.append(number)
+                break
+        else:
+            found.append(([number], images, labels))
+    return found
+
+
+def _without_weights(run: RunAnalysis) -> RunAnalysis:
+    note = f"{run.folder} keeps no weights: no robustness. To get them: {rerun_command(run.config, run.folder)}"
+    return replace(run, notes=(*run.notes, note))
+
+
+def _classifier(run: RunAnalysis, root: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     """The run's final model as a function of uint8 images."""
+    weights = results.read(run.folder, tensors=True).weights
     benchmark = build(run.config, root)
     model = build_model(run.config, benchmark)
     try:

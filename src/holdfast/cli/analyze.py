@@ -116,14 +116,7 @@ def _progress(total: int, what: str) -> Iterator[Callable[[Any, str], Any]]:
 def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> list[RunAnalysis]:
     evaluations = len(options["corruptions"]) * len(options["severities"])
     with _progress(len(analyzed) * evaluations, "corruptions:") as advance:
-
-        def evaluated(run: RunAnalysis) -> RunAnalysis:
-            title = run.config.title
-            return with_robustness(
-                run, root, progress=lambda done, total, name: advance(None, f"{title}, {name}"), **options
-            )
-
-        return [evaluated(run) for run in analyzed]
+        return with_robustness(analyzed, root, progress=lambda done, total, name: advance(None, name), **options)
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -140,8 +140,8 @@ def measure_robustness(
         return {name: stored.measures[name] for name in ROBUSTNESS}
     if stored.path.name != results.RESULT:
         return {}
-    run = with_robustness(
-        analyze_run(stored.path.parent), data_root(data), device=choose_device(device), progress=progress
+    (run,) = with_robustness(
+        [analyze_run(stored.path.parent)], data_root(data), device=choose_device(device), progress=progress
     )
     if run.robustness is None:
         return {}
