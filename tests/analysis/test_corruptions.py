@@ -460,6 +460,7 @@ def test_contact_sheet_shows_every_corruption_and_severity(photos: Tensor) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_runs_on_the_device(name: str, photos: Tensor) -> None:
+    photos = photos.repeat(16, 1, 1, 1)  # fog and the like are random: the means of many images agree
     for severity in SEVERITIES:
         result = corrupt(photos.cuda(), name, severity)
         assert result.is_cuda

@@ -23,9 +23,9 @@ from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness_of
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
-from holdfast.benchmarks import build
+from holdfast.benchmarks import build, load
 from holdfast.config import WITHOUT_BUFFER, RunConfig
-from holdfast.data import ImageSet, load
+from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
 from holdfast.results import RunResult
@@ -219,7 +219,7 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
 def exam_images(config: RunConfig, root: Path) -> ImageSet:
     """All test images of a run's benchmark; those of CIFAR-10 in their published order, which CIFAR-10-C follows."""
     if config.benchmark == "seq-cifar10":
-        return load("cifar10", root).test
+        return load("cifar10", root).test  # read once for all runs
     tests = [task.test for task in build(config, root).tasks]
     return ImageSet(torch.cat([test.images for test in tests]), torch.cat([test.labels for test in tests]))
 

@@ -1,7 +1,7 @@
 """Data -> tasks. One short file per scenario; each registers a function (config, data root) -> Benchmark."""
 
 from holdfast.benchmarks import class_incremental, domain_incremental, mnist360
-from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, build, shuffled
+from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, build, load, shuffled
 
 __all__ = [
     "BENCHMARKS",
@@ -10,6 +10,7 @@ __all__ = [
     "build",
     "class_incremental",
     "domain_incremental",
+    "load",
     "mnist360",
     "shuffled",
 ]

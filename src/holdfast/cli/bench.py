@@ -13,6 +13,8 @@ from holdfast import bench
 from holdfast.cli.app import DataRoot, Device, Json, app
 from holdfast.data import data_root
 from holdfast.display import errors, output, table
+from holdfast.errors import UsageError
+from holdfast.registry import unknown_name
 from holdfast.training import choose_device
 
 __all__: list[str] = []
@@ -23,11 +25,14 @@ def bench_command(
     device: Device = "auto",
     data: DataRoot = None,
     tasks: Annotated[int, typer.Option(help="Tasks of the complete rot-mnist run (CPU).", min=1)] = 20,
+    only: Annotated[list[str] | None, typer.Option(help="Measure only this benchmark (GPU); repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine: steps per second, against the floor of the bare matrix products."""
     if choose_device(device).type == "cuda":
-        _bench_gpu(as_json)
+        _bench_gpu(only or [], as_json)
+    elif only:
+        raise UsageError("--only chooses among what is measured on a GPU; leave it out on a CPU.")
     else:
         _bench_cpu(data_root(data), tasks, as_json)
 
@@ -67,9 +72,15 @@ GPU_CASES = (
 )
 
 
-def _bench_gpu(as_json: bool) -> None:
+def _bench_gpu(only: list[str], as_json: bool) -> None:
+    known = list(dict.fromkeys(benchmark for benchmark, _ in GPU_CASES))
+    for name in only:
+        if name not in known:
+            raise unknown_name("benchmark measured here", name, known)
     rates = []
     for benchmark, method in GPU_CASES:
+        if only and benchmark not in only:
+            continue
         with errors.status(f"{benchmark} {method}: compiling, then alone and in fleets ..."):
             rates += list(bench.device_rates(benchmark, method))
     if as_json:
