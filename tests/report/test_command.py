@@ -1,6 +1,9 @@
 import sys
+from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
+import torch
 
 from holdfast.cli import main
 from holdfast.results import save
@@ -31,6 +34,28 @@ def test_html_goes_to_a_file(report, tmp_path):
     assert (code, out) == (0, "")
     assert "10 results -> report.html" in err
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_analyses_are_there_unless_they_would_take_long(report, tmp_path, monkeypatch):
+    few = torch.Generator().manual_seed(0)
+    for result in PAPER[:2]:
+        tasks = result.matrix.shape[1]
+        logits = {f"logits.{task}": torch.randn(20, 10, generator=few) for task in range(tasks)}
+        labels = {f"labels.{task}": torch.randint(0, 10, (20,), generator=few) for task in range(tasks)}
+        save(replace(result, logits=logits | labels), tmp_path / "runs")
+
+    def page(*options):
+        code, _, err = report("runs", *options)
+        assert code == 0
+        return "analyses-" in (tmp_path / "report.html").read_text(), err
+
+    assert page() == (True, ANY)
+    assert page("--no-analyses") == (False, ANY)
+    monkeypatch.setattr("holdfast.cli.report.ANALYZED", 1)
+    there, err = page()
+    assert not there
+    assert "of 2 runs left out; --analyses adds them" in err
+    assert page("--analyses") == (True, ANY)
 
 
 def test_tables_go_to_standard_output_or_a_file(report, tmp_path):

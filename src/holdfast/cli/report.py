@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError
 __all__: list[str] = []
 
 NAMED = 10  # skipped files named at the terminal; the page names more
+ANALYZED = 100  # runs whose logits are read unasked, about ten seconds
 
 
 @app.command("report")
@@ -26,8 +27,12 @@ def report_command(
     format_: Annotated[str, typer.Option("--format", help="html, markdown, latex or csv.")] = "html",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment; see 'holdfast list'.")] = None,
     analyses: Annotated[
-        bool, typer.Option("--analyses", help="Also calibration and recency, from the logits kept with the results.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--analyses/--no-analyses",
+            help=f"Calibration and recency, from the logits kept with results; by default of up to {ANALYZED} runs.",
+        ),
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also write each figure with its numbers to this folder.")
     ] = None,
@@ -45,6 +50,10 @@ def report_command(
     if out is None and format_ != "html":
         sys.stdout.write(report.render_report(results, format_, experiment))
     else:
+        if analyses is None:
+            analyses = (count := report.runs_with_logits(results)) <= ANALYZED
+            if not analyses and format_ == "html":
+                errors.print(f"calibration and recency of {count} runs left out; --analyses adds them", highlight=False)
         path = report.write_report(results, out or Path("report.html"), format_, experiment, analyses=analyses)
         errors.print(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)", highlight=False)
     if figures is not None:

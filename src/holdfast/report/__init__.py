@@ -7,7 +7,7 @@ write_report(results, Path("report.html"))
 
 from holdfast.report.gather import gather
 from holdfast.report.tables import latex_table, markdown_table
-from holdfast.report.writing import FORMATS, render_report, write_figures, write_report
+from holdfast.report.writing import FORMATS, render_report, runs_with_logits, write_figures, write_report
 
 __all__ = [
     "FORMATS",
@@ -15,6 +15,7 @@ __all__ = [
     "latex_table",
     "markdown_table",
     "render_report",
+    "runs_with_logits",
     "write_figures",
     "write_report",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.analysis.runs import Findings, analyze_run
 from holdfast.errors import HoldfastError
-from holdfast.experiments import EXPERIMENTS, Experiment, Results, Skipped, Table, assess
+from holdfast.experiments import EXPERIMENTS, Experiment, Results, Skipped, Stored, Table, assess
 from holdfast.registry import unknown_name
 from holdfast.report.analyses import compare
 from holdfast.report.charts import comparison_bars, comparison_charts, table_charts
@@ -20,7 +20,7 @@ from holdfast.report.tables import cell_numbers, render
 from holdfast.report.views import run_numbers
 from holdfast.results import LOGITS, RESULT
 
-__all__ = ["FORMATS", "render_report", "write_figures", "write_report"]
+__all__ = ["FORMATS", "render_report", "runs_with_logits", "write_figures", "write_report"]
 
 FORMATS = ("html", "markdown", "latex", "csv")
 
@@ -103,12 +103,21 @@ def _analyze(results: Results) -> tuple[Results, list[Findings]]:
     kept, skipped, runs = {}, list(results.skipped), []
     for fingerprint, stored in results.by_fingerprint.items():
         try:
-            if stored.path.name == RESULT and (stored.path.parent / LOGITS).exists():
+            if _has_logits(stored):
                 runs.append(analyze_run(stored.path.parent))
             kept[fingerprint] = stored
         except HoldfastError as error:
             skipped.append(Skipped(stored.path, str(error)))
     return Results(kept, skipped), compare(runs)
+
+
+def runs_with_logits(results: Results) -> int:
+    """How many results have what `analyses` needs."""
+    return sum(map(_has_logits, results))
+
+
+def _has_logits(stored: Stored) -> bool:
+    return stored.path.name == RESULT and (stored.path.parent / LOGITS).exists()
 
 
 def _without_damaged(results: Results) -> Results:
