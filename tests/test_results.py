@@ -4,6 +4,7 @@ import json
 import math
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,29 @@ def test_environment_is_plain_and_tells_the_versions():
     assert record["torch"] == torch.__version__
     assert record["device_type"] == "cpu"
     assert record["threads"] == torch.get_num_threads()
+
+
+def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "holdfast"
+    package.mkdir(parents=True)
+    module = package / "results.py"
+    module.write_text("a = 1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    monkeypatch.setattr(results, "__file__", str(module))
+
+    def commit():
+        results._commit.cache_clear()
+        return results._commit()
+
+    try:
+        assert commit() is None
+        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+            subprocess.run([*git, *command], check=True)
+        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        assert commit() == head
+        (tmp_path / "notes").write_text("what is elsewhere does not matter")
+        assert commit() == head
+        module.write_text("a = 2\n")
+        assert commit() == f"{head}-dirty"
+    finally:
+        results._commit.cache_clear()

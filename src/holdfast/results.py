@@ -230,12 +230,17 @@ def _version() -> str:
 
 @cache
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from, if it runs from one."""
+    """The commit of the checkout this package runs from, if it runs from one; "-dirty" follows if files differ."""
     package = Path(__file__).resolve().parent
-    command = ["git", "-C", str(package), "rev-parse", "--show-toplevel", "HEAD"]
+    git = ["git", "-C", str(package)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split("\n")
+        answer = subprocess.run(
+            [*git, "rev-parse", "--show-toplevel", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.split("\n")
+        # An installed package may lie inside somebody else's checkout.
+        if Path(answer[0]) / "src" / "holdfast" != package:
+            return None
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", str(package)], timeout=5).returncode
     except (OSError, subprocess.SubprocessError):
         return None
-    # An installed package may lie inside somebody else's checkout.
-    return answer[1] if Path(answer[0]) / "src" / "holdfast" == package else None
+    return answer[1] + ("-dirty" if changed else "")
