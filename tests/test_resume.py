@@ -377,6 +377,41 @@ def test_a_learner_saved_and_loaded_learns_on_as_if_nothing_had_happened(path, k
                 assert mine is theirs is None or torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "er", "consistency"])
+def test_dropout_continues(path, kind):
+    """It draws from PyTorch's global generator, which a new process would find elsewhere."""
+
+    def forgetful():
+        learner = make(kind)
+        learner.model.append(torch.nn.Dropout(0.5))
+        return learner
+
+    torch.manual_seed(3)
+    whole, batches = forgetful(), list(stream(8))
+    for x, y in batches[:5]:
+        whole.observe(x, y)
+    whole.save(path)
+    losses = [whole.observe(x, y) for x, y in batches[5:]]
+    torch.manual_seed(4)
+    other = forgetful()
+    assert [other.observe(x, y) for x, y in batches[5:]] != losses  # the test would notice
+    resumed = forgetful()
+    resumed.load(path)
+    assert [resumed.observe(x, y) for x, y in batches[5:]] == losses
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value)
+
+
+def test_the_global_generators_of_another_kind_of_device(path):
+    one, other = make(), make()
+    state = one.state_dict()
+    state["global"]["cuda"] = torch.zeros(16, dtype=torch.uint8)
+    before = repr(other.state_dict())
+    with pytest.raises(hf.UsageError, match="of cpu and cuda, here they are of cpu: continue on the kind of device"):
+        other.load_state_dict(state)
+    assert repr(other.state_dict()) == before
+
+
 def test_the_generator_of_random_views_continues(path):
     def pictures(seed):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))

@@ -20,7 +20,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.descent import BfloatTwin, Optimizer
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
-from holdfast.rng import restore
+from holdfast.rng import global_state, restore, restore_globally
 
 __all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names", "widen"]
 
@@ -146,10 +146,12 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the next steps do: model, optimiser, buffer, generators.
 
-        As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on. A learner
-        with more state than that extends this method and `load_state_dict`.
+        Among the generators are PyTorch's global ones, of the CPU and of the model's device, from which layers such as
+        dropout draw. As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on.
+        A learner with more state than that extends this method and `load_state_dict`.
         """
         state: dict[str, Any] = {"learner": type(self).__name__, "model": dict(self.model.state_dict())}
+        state["global"] = global_state(self.device)
         if hasattr(self.optimizer, "state_dict"):
             state["optimizer"] = {"type": type(self.optimizer).__name__, "state": self.optimizer.state_dict()}
         if self.buffer is not None:
@@ -159,8 +161,12 @@ class Learner:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the learner that gave `state` was; this one must have been made the same way."""
+        """Continue where the learner that gave `state` was; this one must have been made the same way.
+
+        PyTorch's global generators are put back as well, for the whole process.
+        """
         self._check_state(state)
+        restore_globally(state["global"], self.device)
         generator = self._view_generator()
         if generator is not None:
             restore(generator, state["augment"])
