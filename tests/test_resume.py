@@ -4,10 +4,13 @@ import copy
 import errno
 import json
 import logging
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -176,6 +179,79 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
 
 
+# Stopped by Ctrl-C
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Presses Ctrl-C in the middle of the given steps, each counted from the last."""
+    waiting, usual = [], hf.ExperienceReplay.objective
+
+    def objective(*arguments):
+        if waiting:
+            waiting[0] -= 1
+            if waiting[0] == 0:
+                waiting.pop(0)
+                os.kill(os.getpid(), signal.SIGINT)
+        return usual(*arguments)
+
+    monkeypatch.setattr(hf.ExperienceReplay, "objective", objective)
+    return waiting.extend
+
+
+def test_ctrl_c_ends_the_run_after_a_whole_step(small, path, interrupted):
+    settings = config("er")
+    expected, usual = hf.run(settings, device="cpu"), signal.getsignal(signal.SIGINT)
+    interrupted([3, 4])
+    for step in (3, 7):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
+            hf.run(settings, device="cpu", checkpoint=path)
+        assert checkpoint.read(path, "run").state["progress"]["step"] == step
+        assert signal.getsignal(signal.SIGINT) is usual
+    assert_identical(hf.run(settings, device="cpu", checkpoint=path), expected)
+
+
+def test_ctrl_c_pressed_while_nothing_can_be_written(small, tmp_path, interrupted, caplog):
+    (tmp_path / "file").touch()
+    interrupted([2])
+    with pytest.raises(KeyboardInterrupt, match=r"after step 2; but the checkpoint could not be written.*Make room"):
+        hf.run(config("er"), device="cpu", checkpoint=tmp_path / "file" / "kept")
+    assert not caplog.records
+
+
+def test_ctrl_c_pressed_twice_does_not_wait_for_the_step(small, path, monkeypatch):
+    def objective(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(hf.ExperienceReplay, "objective", objective)
+    with pytest.raises(KeyboardInterrupt):
+        hf.run(config("er"), device="cpu", checkpoint=path)
+    assert not path.exists()
+
+
+def test_ctrl_c_is_left_alone_without_a_checkpoint_in_other_threads_and_where_it_has_another_meaning(
+    small, path, interrupted
+):
+    interrupted([2])
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        hf.run(config("er"), device="cpu")
+    assert not stopped.value.args
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(hf.run, config("er"), device="cpu", checkpoint=path).result().accuracy > 0
+
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        interrupted([2])
+        hf.run(config("er"), device="cpu", checkpoint=path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert pressed == [True]
+
+
 # What can go wrong
 
 
@@ -323,6 +399,35 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     assert code == 0
     assert "already in" in err
     assert not kept.parent.exists()
+
+
+def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
+    command = [*RUN[:-1], "3600", "--set", "train_limit=300"]
+    settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
+    interrupted([2])
+    code, err = holdfast(*command)
+    assert code == 130
+    assert f"stopped after step 2; its state is kept in runs/checkpoints/{settings.fingerprint}.safetensors" in err
+    code, err = holdfast(*command)
+    assert code == 0
+    assert "continuing from" in err
+    found = results.read(tmp_path / "runs" / settings.fingerprint, tensors=True)
+    assert_identical(found, hf.run(settings, device="cpu"))
+
+    interrupted([2])
+    code, err = holdfast("run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300")
+    assert code == 130
+    assert "stopped." in err
+
+
+def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):
+    """They write the same checkpoint and the same result."""
+    settings = ["--set", "train_limit=600", "--set", "batch_size=16"]
+    command = [sys.executable, "-m", "holdfast", *RUN, *settings, "--out", str(tmp_path / "out")]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [each.wait() for each in both] == [0, 0]
+    config = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=600, batch_size=16)
+    assert_identical(read_only_result(tmp_path / "out"), hf.run(config, device="cpu"))
 
 
 def test_without_resume_nothing_is_kept(holdfast, tmp_path, monkeypatch):
