@@ -18,6 +18,7 @@ LAYERS = [
     ("registry",),
     ("config",),
     ("rng",),
+    ("nested",),
     ("data",),
     ("augment",),
     ("benchmarks",),

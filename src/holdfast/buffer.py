@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
+from holdfast.nested import Nested, leaves, outline, rebuild
 from holdfast.rng import restore
 
 __all__ = ["Draw", "Reservoir", "place"]
@@ -17,8 +18,8 @@ __all__ = ["Draw", "Reservoir", "place"]
 class Draw(NamedTuple):
     """Samples taken from the buffer; row i of each tensor belongs to one sample. `logits` is None if none are kept."""
 
-    x: Tensor
-    y: Tensor
+    x: Nested
+    y: Nested
     logits: Tensor | None
 
 
@@ -48,6 +49,9 @@ def _words(rows: Tensor) -> Tensor:
 class Reservoir:
     """Reservoir sampling over a stream of (x, y, logits), exact, vectorised, on one device.
 
+    `x` and `y` are tensors, or dicts, tuples and lists of them; each tensor has a column, and draws come back in the
+    form of the first samples.
+
     Storage has one row more than `capacity`: samples that are not kept are written there, so that every step has the
     same shapes and nothing depends on a value the host would have to wait for. `seen` is a device tensor for the same
     reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are known there.
@@ -65,27 +69,39 @@ class Reservoir:
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offered = 0
         self._columns: list[Tensor] = []
+        self._names: list[str] = []
+        self._form: dict[str, Any] = {}
+        """How x and y are nested, with the columns' names in place of tensors; empty until there are columns."""
 
     @property
     def stored(self) -> int:
         """How many samples the buffer holds."""
         return min(self.offered, self.capacity)
 
-    def add(self, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+    def check(self, x: Nested, y: Nested) -> None:
+        """Raise if samples like these do not fit those in the buffer."""
+        if self._columns:
+            self._check(leaves(x, "x") | leaves(y, "y"), [name for name in self._names if name != "logits"])
+
+    def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""
-        batch = [part.detach() for part in (x, y, logits) if part is not None]
-        if len({len(part) for part in batch}) > 1:
-            counts = ", ".join(str(len(part)) for part in batch)
-            raise UsageError(f"x, y and logits must have one row per sample each, not {counts}.")
+        batch = leaves(x, "x") | leaves(y, "y")
+        if logits is not None:
+            batch["logits"] = logits
+        count, *others = {len(part) for part in batch.values()}
+        if others:
+            counts = ", ".join(str(len(part)) for part in batch.values())
+            raise UsageError(f"{', '.join(batch)} must have one row per sample each, not {counts}.")
         if not self._columns:
-            self._columns = [part.new_zeros((self.capacity + 1, *part.shape[1:]), device=self.device) for part in batch]
-        self._check(batch)
-        uniforms = torch.rand(len(x), dtype=torch.float64, generator=self.generator, device=self.device)
+            self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
+            self._make(list(batch), list(batch.values()))
+        self._check(batch, self._names)
+        uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         slots = self.place(uniforms, self.seen, self.capacity)
-        for column, part in zip(self._columns, batch, strict=True):
-            _words(column).index_copy_(0, slots, _words(part))
-        self.seen += len(x)
-        self.offered += len(x)
+        for name, column in zip(self._names, self._columns, strict=True):
+            _words(column).index_copy_(0, slots, _words(batch[name].detach()))
+        self.seen += count
+        self.offered += count
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
@@ -94,15 +110,13 @@ class Reservoir:
         if n < 1:
             raise UsageError(f"at least 1 sample must be drawn, not {n}.")
         chosen = torch.randperm(self.stored, generator=self.generator, device=self.device)[:n]
-        x, y, *logits = (column.index_select(0, chosen) for column in self._columns)
-        return Draw(x, y, logits[0] if logits else None)
+        return self._draw([column.index_select(0, chosen) for column in self._columns])
 
     def contents(self) -> Draw:
         """Everything stored, in slot order."""
         if not self._columns:
             raise UsageError("the buffer is empty: nothing has been added yet.")
-        x, y, *logits = (column[: self.stored] for column in self._columns)
-        return Draw(x, y, logits[0] if logits else None)
+        return self._draw([column[: self.stored] for column in self._columns])
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own."""
@@ -110,6 +124,8 @@ class Reservoir:
             "capacity": self.capacity,
             "offered": self.offered,
             "seen": self.seen,
+            "names": self._names,
+            "form": self._form,
             "columns": [column[: self.stored] for column in self._columns],
             "generator": self.generator.get_state(),
         }
@@ -119,9 +135,8 @@ class Reservoir:
         self.check_state(state)
         restore(self.generator, state["generator"])
         if not self._columns:
-            self._columns = [
-                kept.new_zeros((self.capacity + 1, *kept.shape[1:]), device=self.device) for kept in state["columns"]
-            ]
+            self._form = state["form"]
+            self._make(state["names"], state["columns"])
         # In place: a captured step reads from the addresses it was captured with.
         for column, kept in zip(self._columns, state["columns"], strict=False):
             column[: len(kept)].copy_(kept)
@@ -135,8 +150,10 @@ class Reservoir:
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
                 f"make it with a buffer size of {state['capacity']}."
             )
-        saved = [(tuple(kept.shape[1:]), str(kept.dtype)) for kept in state["columns"]]
-        own = [(tuple(column.shape[1:]), str(column.dtype)) for column in self._columns]
+        saved, own = (
+            [(name, tuple(kept.shape[1:]), str(kept.dtype)) for name, kept in zip(names, columns, strict=True)]
+            for names, columns in ((state["names"], state["columns"]), (self._names, self._columns))
+        )
         if saved and own and saved != own:
             raise UsageError(
                 f"the saved samples do not fit the buffer: their shapes and types are {saved}, the buffer's {own}. "
@@ -146,10 +163,29 @@ class Reservoir:
         if int(state["seen"]) != state["offered"] or any(len(kept) != stored for kept in state["columns"]):
             raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
 
-    def _check(self, batch: list[Tensor]) -> None:
-        if len(batch) != len(self._columns):
-            raise UsageError("logits must be given for every sample or for none.")
-        for name, column, part in zip(("x", "y", "logits"), self._columns, batch, strict=False):
+    def _make(self, names: list[str], like: list[Tensor]) -> None:
+        """Columns of these names for samples like these."""
+        self._names = names
+        self._columns = [part.new_zeros((self.capacity + 1, *part.shape[1:]), device=self.device) for part in like]
+
+    def _draw(self, columns: list[Tensor]) -> Draw:
+        """Rows of the columns in the form in which samples came."""
+        named = dict(zip(self._names, columns, strict=True))
+        return Draw(rebuild(self._form["x"], named), rebuild(self._form["y"], named), named.get("logits"))
+
+    def _check(self, batch: dict[str, Tensor], names: list[str]) -> None:
+        """Raise unless `batch` has what goes into the columns of these `names`, and nothing else."""
+        if len(batch) != len(names) or any(name not in batch for name in names):
+            if ("logits" in batch) != ("logits" in names):
+                raise UsageError("logits must be given for every sample or for none.")
+            missing = [f"{name} is missing" for name in names if name not in batch]
+            fresh = [f"{name} is new" for name in batch if name not in names]
+            raise UsageError(
+                f"samples of another form do not fit the buffer: {', '.join(missing + fresh)}; "
+                f"it holds {', '.join(names)}."
+            )
+        for name, column in zip(self._names, self._columns, strict=True):
+            part = batch.get(name, column)
             if part.shape[1:] != column.shape[1:]:
                 raise UsageError(
                     f"{name} of shape {tuple(part.shape[1:])} per sample do not fit the buffer, "

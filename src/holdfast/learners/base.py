@@ -18,6 +18,7 @@ from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.descent import BfloatTwin, Optimizer
+from holdfast.nested import Nested, rows, transform
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import global_state, restore, restore_globally
@@ -94,7 +95,7 @@ class Learner:
         validate: bool = True,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.network: Callable[[Tensor], Tensor] = model
+        self.network: Callable[[Any], Tensor] = model
         """What computes the model's output in a step: the model, or its compiled form."""
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
@@ -109,22 +110,29 @@ class Learner:
         """The learner of a run."""
         raise NotImplementedError
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
-        """Learn from one minibatch: inputs `x` (B, ...) as they are stored, labels `y` (B,)."""
+    def observe(self, x: Nested, y: Tensor) -> Losses:
+        """Learn from one minibatch: inputs `x` (B, ...) as they are stored, labels `y` (B,).
+
+        `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
+        """
         raise NotImplementedError
 
-    def receive(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def receive(self, x: Nested, y: Tensor) -> tuple[Nested, Tensor]:
         """The minibatch on the learner's device, its form checked."""
         if self.validate:
-            if len(x) != len(y) or y.dim() != 1:
-                raise UsageError(f"{len(x)} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
-            if len(x) == 0:
+            count = rows(x)
+            if y.dim() != 1 or len(y) != count:
+                raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
+            if count == 0:
                 raise UsageError("a minibatch must have at least one sample.")
             if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
                 raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
-        return x.to(self.device), y.to(self.device, torch.int64)
+        x, y = transform(lambda part: part.to(self.device), x), y.to(self.device, torch.int64)
+        if self.validate and self.buffer is not None:
+            self.buffer.check(x, y)
+        return x, y
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Nested) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
             logits: Tensor = self.network(x)

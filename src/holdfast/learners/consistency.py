@@ -18,6 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights, widen
 from holdfast.learners.descent import Optimizer
 from holdfast.models import GroupedForward
+from holdfast.nested import Nested, concat, rows
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 from holdfast.rng import generator as seeded_generator
@@ -87,7 +88,7 @@ class ConsistencyReplay(Learner):
             generator=parts.generator,
         )
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Tensor) -> Losses:
         """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         if not self.buffer.stored:
@@ -96,8 +97,8 @@ class ConsistencyReplay(Learner):
             loss = F.cross_entropy(logits, y)
             losses = Losses(loss, loss, self._zero, self._zero)
         else:
-            draw1 = self.buffer.sample(self.consistency_size or len(x))
-            draw2 = self.buffer.sample(self.replay_size or len(x))
+            draw1 = self.buffer.sample(self.consistency_size or len(y))
+            draw2 = self.buffer.sample(self.replay_size or len(y))
             outputs = self.forward_groups(x, draw1.x, draw2.x)
             self.check_labels(y, outputs[0])
             past = self.check_width(outputs[1], draw1.logits)
@@ -107,11 +108,11 @@ class ConsistencyReplay(Learner):
         self.buffer.add(x, y, logits.detach())
         return losses.detach()
 
-    def forward_groups(self, *inputs: Tensor) -> list[Tensor]:
+    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
         """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
-        views = self.augment(torch.cat(inputs))
+        views = self.augment(concat(inputs))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
-            return self.groups(views, [len(part) for part in inputs], self.network)
+            return self.groups(views, [rows(part) for part in inputs], self.network)
 
     def objective(self, outputs: list[Tensor], y: Tensor, past: Tensor, labels: Tensor) -> tuple[Losses, Tensor]:
         """The loss with its terms, and the logits of the minibatch.

@@ -13,6 +13,7 @@ from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights
 from holdfast.learners.descent import Optimizer
+from holdfast.nested import Nested, concat
 from holdfast.rng import generator as seeded_generator
 
 __all__ = ["ExperienceReplay"]
@@ -66,16 +67,16 @@ class ExperienceReplay(Learner):
             generator=parts.generator,
         )
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Tensor) -> Losses:
         """One step on the minibatch and a draw from the buffer; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         inputs, labels = x, y
         if self.buffer.stored:
-            drawn = self.buffer.sample(self.replay_size or len(x))
-            inputs, labels = torch.cat([x, drawn.x]), torch.cat([y, drawn.y])
+            drawn = self.buffer.sample(self.replay_size or len(y))
+            inputs, labels = concat([x, drawn.x]), torch.cat([y, drawn.y])
         logits = self.forward(self.augment(inputs))
         self.check_labels(y, logits)
-        losses = self.objective(logits, labels, len(x))
+        losses = self.objective(logits, labels, len(y))
         self.descend(losses.total)
         self.buffer.add(x, y)
         return losses.detach()
