@@ -184,7 +184,8 @@ def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     digest = sha256(text.encode())
     for name in sorted(tensors):
         digest.update(f"\0{name}\0{tensors[name].dtype}\0{tuple(tensors[name].shape)}\0".encode())
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+        if tensors[name].numel():
+            digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

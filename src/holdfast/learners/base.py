@@ -191,14 +191,20 @@ class Learner:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
         `extra` is kept with it: the position in the stream, a scheduler's state_dict; numbers, texts, tensors, and
-        dicts and lists of them.
+        dicts and lists of them. Of a buffer in a folder, the checkpoint says which rows it consists of, and the folder
+        keeps those of the checkpoint written or loaded last, of this one alone.
         """
-        checkpoint.write(Path(path), "learner", {"learner": self.state_dict(), "extra": dict(extra or {})})
+        state = {"learner": self.state_dict(), "extra": dict(extra or {})}
+        checkpoint.write(Path(path), "learner", state)
+        if self.buffer is not None:
+            self.buffer.keep(state["learner"]["buffer"])
 
     def load(self, path: Path | str) -> dict[str, Any]:
         """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it."""
         state = checkpoint.read(Path(path), "learner").state
         self.load_state_dict(state["learner"])
+        if self.buffer is not None:
+            self.buffer.keep()
         extra: dict[str, Any] = state["extra"]
         return extra
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -34,7 +35,8 @@ class ConsistencyReplay(Learner):
 
     `regularizer` is a registered name or any callable of two logit tensors. `consistency_size` and `replay_size` are
     the sizes of draw 1 and draw 2 (as many as observed, if None). `augment` turns stored inputs into what the network
-    sees, anew for every draw. Models with BatchNorm run three passes a step unless `group_batchnorm` was applied,
+    sees, anew for every draw. `storage` says where stored samples are: in the memory of the "device" or the "host", or
+    in files in a folder (a Path). Models with BatchNorm run three passes a step unless `group_batchnorm` was applied,
     which makes it one with the same result.
     """
 
@@ -58,6 +60,7 @@ class ConsistencyReplay(Learner):
         validate: bool = True,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        storage: str | Path = "device",
     ) -> None:
         super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
         self.regularizer = _regularizer(regularizer, options or {})
@@ -65,7 +68,8 @@ class ConsistencyReplay(Learner):
         check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
-        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+        generator = generator or seeded_generator(seed, "buffer", self.device)
+        self.buffer = Reservoir(buffer_size, generator=generator, storage=storage)
         self.groups = GroupedForward(model)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -25,7 +26,8 @@ class ExperienceReplay(Learner):
 
     Unlike in `ConsistencyReplay`, the two share BatchNorm statistics: they are one batch. `alpha` weighs the replayed
     part; `replay_size` is how many samples are drawn a step (as many as observed, if None); `augment` turns stored
-    inputs into what the network sees, anew for every draw.
+    inputs into what the network sees, anew for every draw. `storage` says where stored samples are: in the memory of
+    the "device" or the "host", or in files in a folder (a Path).
     """
 
     compilable = ("objective",)
@@ -44,12 +46,14 @@ class ExperienceReplay(Learner):
         validate: bool = True,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        storage: str | Path = "device",
     ) -> None:
         super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
         check_weights(alpha=alpha)
         check_sizes(replay_size=replay_size)
         self.alpha, self.replay_size = alpha, replay_size
-        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+        generator = generator or seeded_generator(seed, "buffer", self.device)
+        self.buffer = Reservoir(buffer_size, generator=generator, storage=storage)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
