@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
@@ -154,23 +154,20 @@ def test_a_folder_that_was_moved(folder, tmp_path):
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
-steps = st.lists(
-    st.tuples(st.just("add"), st.integers(0, 15))
-    | st.tuples(st.sampled_from(["save", "save half", "fail to save", "roll back", "kill", "sample"]), st.just(0)),
-    max_size=25,
-)
+actions = st.sampled_from(["save", "save half", "fail to save", "roll back", "kill", "kill, load only", "sample"])
 
 
-@given(steps, st.integers(1, 12))
-@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 15) | actions, min_size=5, max_size=40), st.integers(1, 12))
+@example([9, "save", 15, 15, "save half", "kill, load only", 15, 15], 5)
+@settings(max_examples=100, deadline=None)
 def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_factory, actions, capacity):
-    """Against a buffer in memory whose states are copied whole."""
+    """Against a buffer in memory whose states are copied whole. Numbers are samples added."""
     folder = tmp_path_factory.mktemp("any") / "buffer"
     buffer, oracle = make(folder, capacity), make("device", capacity)
-    saved = expected = None
-    for action, size in actions:
+    saved, expected, kept = None, None, copy.deepcopy(oracle.state_dict())
+    for action in [*actions, "kill"]:
         match action:
-            case "add":
+            case int(size):
                 for each in (buffer, oracle):
                     each.add(*batch(oracle.offered, size))
             case "sample" if oracle.stored:
@@ -179,19 +176,24 @@ def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_fac
                 saved, expected = copy.deepcopy(buffer.state_dict()), copy.deepcopy(oracle.state_dict())
                 if action == "save":  # else killed between writing the checkpoint and telling the buffer
                     buffer.keep(saved)
+                    kept = expected
             case "fail to save":
                 buffer.state_dict()
             case "roll back" if saved is not None:
                 buffer.load_state_dict(saved)
-                oracle.load_state_dict(copy.deepcopy(expected))
-            case "kill":
+                oracle.load_state_dict(expected)
+            case "kill" | "kill, load only":
                 buffer.close()
                 buffer, oracle = make(folder, capacity), make("device", capacity)
+                oracle.load_state_dict(kept)
+                assert buffer.offered == oracle.offered
+                assert not oracle.stored or assert_same(buffer.contents(), oracle.contents()) is None
                 if saved is not None:
                     buffer.load_state_dict(saved)
+                    oracle.load_state_dict(expected)
+                if saved is not None and action == "kill":  # what Learner.load does
                     buffer.keep()
-                    oracle.load_state_dict(copy.deepcopy(expected))
-    assert buffer.offered == oracle.offered
+                    kept = expected
     assert_continue_alike(buffer, oracle)
     buffer.close()
     shutil.rmtree(folder.parent)
