@@ -118,6 +118,16 @@ class Reservoir:
             raise UsageError("the buffer is empty: nothing has been added yet.")
         return self._draw([column[: self.stored] for column in self._columns])
 
+    def widen(self, outputs: int) -> None:
+        """Make room for logits of so many outputs. Those that stored samples were never given are NaN."""
+        if "logits" not in self._names:
+            return
+        place = self._names.index("logits")
+        old = self._columns[place]
+        wide = old.new_full((len(old), outputs), torch.nan)
+        wide[:, : old.shape[1]] = old
+        self._columns[place] = wide
+
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own."""
         return {
