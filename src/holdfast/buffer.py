@@ -14,6 +14,12 @@ from holdfast.rng import restore
 
 __all__ = ["Draw", "Reservoir", "place"]
 
+# A network that had always had an output for a class still to come would have learned to keep it below all others, so
+# that is what stored samples are made to say of it. Leaving new classes out of the consistency term instead, or asking
+# the network as it is now, lets them rise on old samples; much more than 1 is a jolt. benchmarks/widened_logits.py
+# compares them.
+UNHEARD_OF = 1.0
+
 
 class Draw(NamedTuple):
     """Samples taken from the buffer; row i of each tensor belongs to one sample. `logits` is None if none are kept."""
@@ -119,14 +125,13 @@ class Reservoir:
         return self._draw([column[: self.stored] for column in self._columns])
 
     def widen(self, outputs: int) -> None:
-        """Make room for logits of so many outputs. Those that stored samples were never given are NaN."""
+        """Make room for logits of so many outputs; for new ones, stored samples get their lowest - `UNHEARD_OF`."""
         if "logits" not in self._names:
             return
         place = self._names.index("logits")
         old = self._columns[place]
-        wide = old.new_full((len(old), outputs), torch.nan)
-        wide[:, : old.shape[1]] = old
-        self._columns[place] = wide
+        lowest = old.amin(dim=1, keepdim=True) - UNHEARD_OF
+        self._columns[place] = torch.cat([old, lowest.expand(-1, outputs - old.shape[1])], dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own."""

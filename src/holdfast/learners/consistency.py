@@ -141,8 +141,6 @@ class ConsistencyReplay(Learner):
         logits, answers, replayed = (widen(output) for output in outputs)
         current = self.criterion(logits, y)
         replay = self.criterion(replayed, labels)
-        if self.head is not None:
-            past = torch.where(past.isnan(), answers.detach(), past)
         consistency = self.regularizer(_rows(answers), _rows(past))
         return Losses(current + self.alpha * replay + self.beta * consistency, current, replay, consistency), logits
 

@@ -58,8 +58,8 @@ def _swap(optimizer: Any, old: nn.Parameter, new: nn.Parameter) -> None:
         return
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
-            f"{type(optimizer).__name__} has no param_groups in which a grown head could take its old place; "
-            "use an optimiser of torch.optim."
+            f"an optimiser of type {type(optimizer).__name__} has no param_groups in which a grown head could take its "
+            "old place; use one of torch.optim."
         )
     for group in optimizer.param_groups:
         if any(each is old for each in group["params"]):
