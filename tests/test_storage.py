@@ -289,6 +289,61 @@ def test_learners_learn_the_same_and_continue_exactly(tmp_path, kind, place):
     assert file.stat().st_size < 20_000
 
 
+def growing(place):
+    """A learner whose head has 3 outputs at first; the stream has 5 classes from the fourth minibatch on."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(24, 3))
+    descent = torch.optim.Adam(model.parameters())
+    return hf.ConsistencyReplay(
+        model, descent, buffer_size=12, head="1", augment=lambda x: x.float() / 255, storage=place
+    )
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (3, 6), (4, 9), (5, 6), (2, 7)], ids=str)
+@pytest.mark.parametrize("half", [False, True])
+def test_logits_that_are_widened(tmp_path, stops, half):
+    """Killed so many steps after a checkpoint, before and after the head has grown; even before the folder knew."""
+    folder, file = tmp_path / "buffer", tmp_path / "kept.safetensors"
+    stream = [(x, y % (3 if step < 3 else 5)) for step, (x, y) in enumerate(minibatches(12))]
+    whole = growing("device")
+    losses = [whole.observe(x, y) for x, y in stream]
+    saved, killed = stops
+    one = growing(folder)
+    for x, y in stream[:saved]:
+        one.observe(x, y)
+        one.buffer.keep()
+    with pytest.MonkeyPatch.context() as patch:
+        if half:
+            patch.setattr(hf.Reservoir, "keep", lambda *_: None)
+        one.save(file)
+    for x, y in stream[saved:killed]:
+        one.observe(x, y)
+    one.buffer.close()
+    again = growing(folder)
+    again.load(file)
+    assert [again.observe(x, y) for x, y in stream[saved:]] == losses[saved:]
+    assert_same(again.buffer.contents(), whole.buffer.contents())
+    again.save(file)
+    names = ["0-3x4x2-uint8", "1-int64", "2-5-float32", "stamps"]
+    assert sorted(each.name for each in folder.glob("*.rows")) == [f"{name}.rows" for name in names]
+    assert json.loads((folder / "buffer.json").read_text())["columns"][2]["shape"] == [5]
+
+
+def test_a_full_disk_while_logits_are_widened(folder):
+    one, twin = growing(folder), growing("device")
+    stream = [(x, y % (3 if step < 3 else 5)) for step, (x, y) in enumerate(minibatches(8))]
+    for x, y in stream[:3]:
+        one.observe(x, y)
+        twin.observe(x, y)
+    size = sum(file.stat().st_size for file in folder.glob("2-3-*.rows"))
+    with files_limited_to(size), pytest.raises(hf.StorageError, match="File too large"):
+        one.observe(*stream[3])
+    for x, y in stream[3:]:
+        assert one.observe(x, y) == twin.observe(x, y)
+    assert_same(one.buffer.contents(), twin.buffer.contents())
+
+
 # --- what can go wrong -----------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,12 @@ from holdfast.storage import choose
 
 __all__ = ["Draw", "Reservoir", "place"]
 
+# A network that had always had an output for a class still to come would have learned to keep it below all others, so
+# that is what stored samples are made to say of it. Leaving new classes out of the consistency term instead, or asking
+# the network as it is now, lets them rise on old samples; much more than 1 is a jolt. benchmarks/widened_logits.py
+# compares them.
+UNHEARD_OF = 1.0
+
 
 class Draw(NamedTuple):
     """Samples taken from the buffer; row i of each tensor belongs to one sample. `logits` is None if none are kept."""
@@ -98,8 +104,8 @@ class Reservoir:
             counts = ", ".join(str(len(part)) for part in batch.values())
             raise UsageError(f"{', '.join(batch)} must have one row per sample each, not {counts}.")
         if not self._columns:
-            self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
-            self._make(list(batch), list(batch.values()))
+            self._columns = self._storage.make(list(batch), list(batch.values()))
+            self._form, self._names = {"x": outline(x, "x"), "y": outline(y, "y")}, list(batch)
         self._check(batch, self._names)
         self._storage.reserve(count)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
@@ -123,6 +129,20 @@ class Reservoir:
             raise UsageError("the buffer is empty: nothing has been added yet.")
         return self._draw(self._storage.first(self.stored))
 
+    def widen(self, outputs: int) -> None:
+        """Make room for logits of so many outputs; for new ones, stored samples get their lowest - `UNHEARD_OF`."""
+        if "logits" not in self._names:
+            return
+        place = self._names.index("logits")
+        if self._columns[place].shape[1] >= outputs:
+            return  # a folder that was opened again may be ahead of the model
+
+        def widened(old: Tensor) -> Tensor:
+            lowest = old.amin(dim=1, keepdim=True) - UNHEARD_OF
+            return torch.cat([old, lowest.expand(-1, outputs - old.shape[1])], dim=1)
+
+        self._columns = self._storage.change(place, widened)
+
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own.
 
@@ -142,10 +162,9 @@ class Reservoir:
         """Continue where the buffer that gave `state` was; one that does not fit raises and changes nothing."""
         self.check_state(state)
         restore(self.generator, state["generator"])
-        if not self._columns:
-            self._form = state["form"]
-            self._make(state["names"], state["columns"])
-        self._storage.load(state)
+        if state["columns"]:
+            self._form, self._names = state["form"], state["names"]
+        self._columns = self._storage.load(state)
         # In place: a captured step reads from the addresses it was captured with.
         self.seen.copy_(state["seen"])
         self.offered = state["offered"]
@@ -161,7 +180,7 @@ class Reservoir:
             [(name, tuple(kept.shape[1:]), str(kept.dtype)) for name, kept in zip(names, columns, strict=True)]
             for names, columns in ((state["names"], state["columns"]), (self._names, self._columns))
         )
-        if saved and own and saved != own:
+        if saved and own and saved != own and "rows" not in state:
             raise UsageError(
                 f"the saved samples do not fit the buffer: their shapes and types are {saved}, the buffer's {own}. "
                 "Load into a learner of the same data that has not observed anything else."
@@ -183,11 +202,6 @@ class Reservoir:
     def close(self) -> None:
         """Leave the folder, if the buffer is in one, to others; what was not kept is lost."""
         self._storage.close()
-
-    def _make(self, names: list[str], like: list[Tensor]) -> None:
-        """Columns of these names for samples like these."""
-        self._columns = self._storage.make(names, like)
-        self._names = names
 
     def _draw(self, columns: list[Tensor]) -> Draw:
         """Rows of the columns in the form in which samples came."""

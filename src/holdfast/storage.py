@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from mmap import ACCESS_READ, mmap
@@ -73,6 +73,11 @@ class Memory:
         for column, part in zip(self.columns, parts, strict=True):
             _words(column).index_copy_(0, slots, _words(part))
 
+    def change(self, number: int, made: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Put what `made` makes of a column in its place, row by row; returns the columns."""
+        self.columns[number] = made(self.columns[number])
+        return self.columns
+
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of what is in these slots, on the device."""
         return [column.index_select(0, slots) for column in self.columns]
@@ -93,10 +98,13 @@ class Memory:
                 f"make it with storage=Path({state['folder']!r})."
             )
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any]) -> list[Tensor]:
         """Put back what `state` describes; in place, since a captured step reads from fixed addresses."""
+        if not self.columns:
+            self.make(state["names"], state["columns"])
         for column, kept in zip(self.columns, state["columns"], strict=False):
             column[: len(kept)].copy_(kept)
+        return self.columns
 
     def keep(self, state: dict[str, Any]) -> None:
         """`state` is safe in a file."""
@@ -173,7 +181,7 @@ class Folder:
             if not self._forms:
                 self._write_forms(forms)
             self._columns = [self._rows(number, part) for number, part in enumerate(like)]
-        return [part.new_empty((self.capacity + 1, *part.shape[1:]), device="meta") for part in like]
+        return self._outlines()
 
     def reserve(self, count: int) -> None:
         """Make sure of room for so many more samples, so that a full disk is noticed before anything changes."""
@@ -207,6 +215,20 @@ class Folder:
         self._free += before[~self._held[before]].tolist()
         self._row[taken], self._stamp[taken] = rows, stamps
 
+    def change(self, number: int, made: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Put what `made` makes of a column in its place, row by row; returns the columns without content.
+
+        It goes to a file of its own, since saved states refer to the old one.
+        """
+        rows = self._row[self._row >= 0]
+        with _explained(self.path):
+            values = made(self._columns[number].read(rows))
+            column = self._rows(number, values)
+            column.reserve(0, self._reserved)
+            column.write(rows.tolist(), values)
+        self._columns[number] = column
+        return self._outlines()
+
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of what is in these slots, on the device."""
         rows = self._row[slots.cpu().numpy()]
@@ -233,8 +255,10 @@ class Folder:
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise if `state` cannot be loaded here. One of a buffer in memory can; one of rows that are gone cannot."""
-        self._fitting(state["names"], state["columns"])
-        if "folder" not in state or not len(state["rows"]):
+        if "folder" not in state:
+            self._fitting(state["names"], state["columns"])
+            return
+        if not len(state["rows"]):
             return
         rows, stamps = state["rows"].numpy(), state["stamps"].numpy()
         with _explained(self.path):
@@ -249,20 +273,31 @@ class Folder:
                 if rows.max() >= len(column):
                     raise StorageError(f"{column.path} is damaged: it is too short. {ADVICE}")
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` describes."""
-        count = len(state["rows"] if "folder" in state else state["columns"][0]) if state["columns"] else 0
+    def load(self, state: dict[str, Any]) -> list[Tensor]:
+        """Put back what `state` describes; returns the columns without content."""
         if "folder" not in state:
-            self.reserve(count)
+            return self._load_from_memory(state)
         self._row[:] = -1
-        if "folder" in state and count:
+        if len(state["rows"]):
             rows = state["rows"].numpy()
-            self._row[:count], self._stamp[:count] = rows, state["stamps"].numpy()
+            self._row[: len(rows)], self._stamp[: len(rows)] = rows, state["stamps"].numpy()
             self._extend(int(rows.max()) + 1)
             self._held[rows] = True
         self._sweep()
-        if "folder" not in state:
-            self.write(torch.arange(count), state["columns"])
+        if state["columns"]:
+            with _explained(self.path):
+                self._columns = [self._rows(number, part) for number, part in enumerate(state["columns"])]
+        return self._outlines()
+
+    def _load_from_memory(self, state: dict[str, Any]) -> list[Tensor]:
+        count = len(state["columns"][0]) if state["columns"] else 0
+        if state["columns"] and not self._columns:
+            self.make(state["names"], state["columns"])
+        self.reserve(count)
+        self._row[:] = -1
+        self._sweep()
+        self.write(torch.arange(count), state["columns"])
+        return self._outlines()
 
     def keep(self, state: dict[str, Any]) -> None:
         """`state` is safe: be found in it when opened again, and hold no other state's rows any more."""
@@ -270,6 +305,14 @@ class Folder:
         self._held[:] = False
         self._held[state["rows"].numpy()] = True
         self._sweep()
+        with _explained(self.path):
+            forms = _forms(state["names"], state["columns"])
+            if forms != self._forms:
+                self._write_forms(forms)
+            used = [self._rows(number, part) for number, part in enumerate(state["columns"])]
+            needed = {column.path for column in (self._stamps, *self._columns, *used)}
+            for file in set(self.path.glob("*.rows")) - needed:
+                file.unlink()
 
     def close(self) -> None:
         """Leave the folder to others; nothing can be read or written any more."""
@@ -279,10 +322,7 @@ class Folder:
 
     def _fitting(self, names: Sequence[str], like: Sequence[Tensor]) -> list[dict[str, Any]]:
         """The columns for samples like these; raises if the folder holds others."""
-        forms = [
-            {"name": name, "shape": list(part.shape[1:]), "dtype": _type_name(part.dtype)}
-            for name, part in zip(names, like, strict=True)
-        ]
+        forms = _forms(names, like)
         if forms and self._forms and self._forms != forms:
             theirs, own = (
                 ", ".join(f"{form['name']} {tuple(form['shape'])} {form['dtype']}" for form in each)
@@ -296,6 +336,11 @@ class Folder:
         if empty:
             raise UsageError(f"{', '.join(empty)} has no elements, of which no file can be made. Leave it out.")
         return forms
+
+    def _outlines(self) -> list[Tensor]:
+        """Columns that have shapes and types and no content."""
+        rows = self.capacity + 1
+        return [torch.empty((rows, *each.shape), dtype=each.dtype, device="meta") for each in self._columns]
 
     def _rows(self, number: int, like: Tensor) -> _Rows:
         """The file of a column, named after what it holds."""
@@ -369,7 +414,7 @@ class _Rows:
 
     def reserve(self, start: int, stop: int) -> None:
         """Make sure of room on the disk for these rows."""
-        if hasattr(os, "posix_fallocate"):  # elsewhere, writing tells
+        if stop > start and hasattr(os, "posix_fallocate"):  # elsewhere, writing tells
             os.posix_fallocate(self._handle, start * self.size, (stop - start) * self.size)
 
     def write(self, rows: Sequence[int], values: Tensor) -> None:
@@ -406,6 +451,14 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         if last == len(rows) or rows[last] != rows[last - 1] + 1:
             yield first, last
             first = last
+
+
+def _forms(names: Sequence[str], like: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Columns as `buffer.json` describes them."""
+    return [
+        {"name": name, "shape": list(part.shape[1:]), "dtype": _type_name(part.dtype)}
+        for name, part in zip(names, like, strict=True)
+    ]
 
 
 def _type_name(dtype: torch.dtype) -> str:
