@@ -84,16 +84,22 @@ def test_draws_and_contents_are_those_of_device_memory(folder, place, capacity, 
         assert_same(one.contents(), other.contents())
 
 
-def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch):
+@pytest.mark.parametrize("window", [1, 24, 200, 10_000])
+def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch, window):
     """However small it is, everything is found."""
-    monkeypatch.setattr(storage, "WINDOW", 100)
+    monkeypatch.setattr(storage, "WINDOW", window)
     monkeypatch.setattr(storage, "AROUND", 0)
     one, other = make("device", 200), make(folder, 200)
-    for buffer in (one, other):
-        buffer.add(*batch(0, 300))
-    for _ in range(20):
-        assert_same(one.sample(7), other.sample(7))
-        assert other._storage._columns[0]._touched <= 100 + 7 * 24
+    for start in range(0, 400, 50):
+        for buffer in (one, other):
+            buffer.add(*batch(start, 50))
+        for n in (1, 7, 30):
+            assert_same(one.sample(n), other.sample(n))
+    images, maps = other._storage._columns[0], []
+    usual = images._map
+    monkeypatch.setattr(images, "_map", lambda: (maps.append(True), usual()))
+    other.contents()
+    assert len(maps) >= (0 if window == 10_000 else 200 * 24 // max(window, 24) - 1)
 
 
 def test_files_grow_with_what_is_stored(folder):

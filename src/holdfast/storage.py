@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,9 +31,9 @@ SCRATCH = ".buffer.json.new"
 ADVICE = "Put an intact copy of the folder in its place, or delete it to start anew."
 
 WINDOW = 32 * 2**20
-"""Bytes of a file that may be mapped into memory at a time."""
-AROUND = 2 * 2**16
-"""Bytes around a row that the system may map with it."""
+"""Bytes of a file that may be in memory through a mapping; whoever touches more maps anew, which lets go of them."""
+AROUND = 2 * 2**20
+"""Bytes around a row that may come with it: systems map what they hold in pieces of up to that size."""
 
 
 def choose(storage: str | Path, capacity: int, device: torch.device) -> Memory | Folder:
@@ -406,8 +407,8 @@ class _Rows:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         self.close = weakref.finalize(self, os.close, self._handle)
         self._mapped = numpy.empty((0, self.size), numpy.uint8)
-        self._touched = 0
-        """Bytes of the mapping that may have come into memory."""
+        self._left = 0
+        """How many rows may still come into memory through this mapping."""
 
     def __len__(self) -> int:
         return os.fstat(self._handle).st_size // self.size
@@ -428,10 +429,15 @@ class _Rows:
 
     def read(self, rows: numpy.ndarray[Any, Any]) -> Tensor:
         """Copies of these rows."""
-        self._touched += len(rows) * (self.size + AROUND)
-        if (self._touched > WINDOW and self._mapped.nbytes > WINDOW) or rows.max(initial=-1) >= len(self._mapped):
-            self._map()
-        return torch.from_numpy(self._mapped[rows]).view(self.dtype).view(len(rows), *self.shape)
+        taken = numpy.empty((len(rows), self.size), numpy.uint8)
+        start = 0
+        while start < len(rows):
+            if not self._left or rows.max() >= len(self._mapped):
+                self._map()
+            stop = min(len(rows), start + self._left)
+            taken[start:stop] = self._mapped[rows[start:stop]]
+            start, self._left = stop, self._left - (stop - start)
+        return torch.from_numpy(taken).view(self.dtype).view(len(rows), *self.shape)
 
     def flush(self) -> None:
         """Wait until everything written is on the disk."""
@@ -439,9 +445,11 @@ class _Rows:
 
     def _map(self) -> None:
         """Map the file as it is now. What came into memory through the last mapping leaves it with that one."""
-        self._mapped = numpy.frombuffer(mmap(self._handle, len(self) * self.size, access=ACCESS_READ), numpy.uint8)
-        self._mapped = self._mapped.reshape(len(self), self.size)
-        self._touched = 0
+        rows = len(self)
+        content = mmap(self._handle, rows * self.size, access=ACCESS_READ)
+        self._mapped = numpy.frombuffer(content, numpy.uint8).reshape(rows, self.size)
+        small = self._mapped.nbytes <= WINDOW
+        self._left = sys.maxsize if small else max(1, WINDOW // (self.size + AROUND))
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
