@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from holdfast import checkpoint
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
-from holdfast.errors import UsageError
-from holdfast.learners.descent import BfloatTwin, Optimizer
+from holdfast.errors import TrainingError, UsageError
+from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler
+from holdfast.learners.growing import Head
+from holdfast.nested import Nested, rows, transform
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
-from holdfast.rng import restore
+from holdfast.rng import generator as seeded_generator
+from holdfast.rng import global_state, restore, restore_globally
 
-__all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names", "widen"]
+__all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "widen"]
+
+Loss = Callable[[Tensor, Any], Tensor]
+"""(outputs, targets) -> the mean over samples, 0-d."""
+
+LEAP = 1000
+"""A label may make a head grow by so many outputs at once; more is rather a mistake in the label."""
 
 
 class Losses(NamedTuple):
@@ -30,9 +41,9 @@ class Losses(NamedTuple):
 
     total: Tensor
     current: Tensor
-    """Cross-entropy on the samples just observed."""
+    """Cross-entropy, or the loss given instead, on the samples just observed."""
     replay: Tensor
-    """Cross-entropy on samples from the buffer, before its weight alpha."""
+    """The same on samples from the buffer, before its weight alpha."""
     consistency: Tensor
     """The consistency term, before its weight beta."""
 
@@ -74,8 +85,21 @@ def check_sizes(**sizes: int | None) -> None:
 class Learner:
     """Base of all learners. A subclass says in `observe` what one step does.
 
-    Nothing in a step waits for the device: no branch on a tensor's value, no `.item()`. That is what lets the same
-    code be captured in a CUDA graph.
+    What all of them take:
+
+    `augment` turns inputs as they are stored into what the network sees. `loss`, a function (outputs, targets) -> mean
+    over samples, replaces cross-entropy; targets are then whatever it understands, with one row per sample: numbers
+    for a regression, masks, dicts of tensors. `class_weights` are cross-entropy's, one positive number per class.
+    `clip` limits the norm of the gradient of all that the optimiser updates. `scheduler`, any of
+    torch.optim.lr_scheduler, steps once per minibatch and is saved with the learner. `precision="bfloat16"` computes
+    the network under autocast; weights, losses and what the buffer holds stay in float32, so that any optimiser works.
+
+    `head` names the model's last nn.Linear and lets it grow: a label beyond its outputs adds what is missing, new ones
+    initialised as in a new layer (`seed` decides), while the optimiser keeps its state; see also `grow`.
+
+    With `validate`, what comes in is checked before anything changes, and a loss that is not finite raises; on a GPU
+    that is looked at every 100 steps, since looking waits for the device. Without it, nothing in a step waits: no
+    branch on a tensor's value, no `.item()`. That is what lets the same code be captured in a CUDA graph.
     """
 
     all_at_once: ClassVar[bool] = False
@@ -90,11 +114,17 @@ class Learner:
         optimizer: Optimizer,
         *,
         augment: View | None = None,
+        loss: Loss | None = None,
+        class_weights: Tensor | Sequence[float] | None = None,
+        clip: float | None = None,
+        scheduler: Scheduler | None = None,
+        head: str | None = None,
         precision: str = "float32",
         validate: bool = True,
+        seed: int = 0,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.network: Callable[[Tensor], Tensor] = model
+        self.network: Callable[[Any], Tensor] = model
         """What computes the model's output in a step: the model, or its compiled form."""
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
@@ -103,55 +133,138 @@ class Learner:
         self.device = next(model.parameters()).device
         self._zero = torch.zeros((), device=self.device)
         self.reduced = precision == "bfloat16"
+        if loss is not None and (class_weights is not None or head is not None):
+            raise UsageError("class_weights and head belong to cross-entropy; with a loss of your own, leave them out.")
+        if clip is not None and not (math.isfinite(clip) and clip > 0):
+            raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
+        self.loss, self.clip, self.scheduler, self.seed = loss, clip, scheduler, seed
+        self.class_weights = None if class_weights is None else _class_weights(class_weights, self.device)
+        self._wants_loss = scheduler is not None and "metrics" in signature(scheduler.step).parameters
+        """As ReduceLROnPlateau does."""
+        self.head = None if head is None else Head(model, head)
+        self._outputs: int | None = None
+        """How many outputs the model had when last seen."""
+        self._undo: Callable[[], None] | None = None
+        """Takes back what the forward pass moved, if its outputs show that the labels were wrong."""
+        self._unwatched = 0
+        """Steps since the loss was last looked at."""
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
         raise NotImplementedError
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
-        """Learn from one minibatch: inputs `x` (B, ...) as they are stored, labels `y` (B,)."""
+    def observe(self, x: Nested, y: Tensor) -> Losses:
+        """Learn from one minibatch: inputs `x` (B, ...) as they are stored, labels `y` (B,).
+
+        `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
+        """
         raise NotImplementedError
 
-    def receive(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The minibatch on the learner's device, its form checked."""
+    def receive(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+        """The minibatch on the learner's device, checked before anything is changed; the head grows if it must."""
         if self.validate:
-            if len(x) != len(y) or y.dim() != 1:
-                raise UsageError(f"{len(x)} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
-            if len(x) == 0:
-                raise UsageError("a minibatch must have at least one sample.")
-            if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-                raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
-        return x.to(self.device), y.to(self.device, torch.int64)
+            self._check_form(x, y)
+        known = self.loss is not None  # what the targets are is between the caller and the loss
+        given = y
+        x = transform(lambda part: part.to(self.device), x)
+        y = transform(lambda part: part.to(self.device), y) if known else y.to(self.device, torch.int64)
+        if self.validate and self.buffer is not None:
+            self.buffer.check(x, y)
+        if not known and (self.validate or self.head is not None):
+            self._check_range(given)
+        return x, y
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Nested) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
             logits: Tensor = self.network(x)
+        if not isinstance(logits, Tensor):
+            raise UsageError(
+                f"the model returns a {type(logits).__name__}; a learner needs one tensor. "
+                "Wrap the model in a module that returns the outputs alone."
+            )
         return widen(logits)
+
+    def criterion(self, outputs: Tensor, targets: Nested) -> Tensor:
+        """The mean loss of a minibatch: cross-entropy, or what was given instead."""
+        if self.loss is not None:
+            return self.loss(outputs, targets)
+        weights = self.class_weights
+        return F.cross_entropy(outputs, targets, None if weights is None else weights.to(outputs.dtype))
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser along the gradient of `loss`."""
+        if self.validate:
+            self._check_loss(loss)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self._updated(), self.clip)
         self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step(*([loss.detach()] if self._wants_loss else []))
+
+    def grow(self, outputs: int) -> None:
+        """Give the head so many outputs, if it has fewer. New classes weigh 1 where there are `class_weights`."""
+        if self.head is None:
+            raise UsageError('the head of this learner is fixed: name the last nn.Linear, as in head="classifier".')
+        before = self.head.outputs
+        if outputs <= before:
+            return
+        if self.buffer is not None:
+            self.buffer.widen(outputs)  # first, as a full disk may prevent it
+        # A generator of its own, made from how far the head has grown: nothing more to save.
+        self.head.grow(outputs, self.optimizer, seeded_generator(self.seed, f"head {before}"))
+        if self.class_weights is not None and len(self.class_weights) < outputs:
+            more = self.class_weights.new_ones(outputs - len(self.class_weights))
+            self.class_weights = torch.cat([self.class_weights, more])
 
     def check_labels(self, y: Tensor, logits: Tensor) -> None:
-        """Labels must name one of the model's outputs. Waits for the device, so runs check once per task instead."""
-        if self.validate and (y.min() < 0 or y.max() >= logits.shape[1]):
+        """Labels must name one of the model's outputs; what the forward pass moved is put back if they do not."""
+        if not self.validate or self.loss is not None:
+            return
+        if logits.dim() != 2 or len(logits) < len(y):
             raise UsageError(
-                f"labels {int(y.min())}..{int(y.max())} do not fit the model: its outputs are 0..{logits.shape[1] - 1}."
+                f"the model's outputs have shape {tuple(logits.shape)}; cross-entropy needs (samples, classes). "
+                "Give a loss of your own for outputs of another form."
+            )
+        outputs, undo = logits.shape[1], self._undo
+        self._undo = None
+        if undo is not None or outputs != self._outputs:
+            if int(y.max()) >= outputs:
+                if undo is not None:
+                    undo()
+                raise UsageError(
+                    f"labels up to {int(y.max())} do not fit the model: its outputs are 0..{outputs - 1}. "
+                    'Name its last layer, as in head="classifier", to let it grow.'
+                )
+            self._check_head(outputs)
+            self._outputs = outputs
+
+    def check_finite(self) -> None:
+        """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
+        broken = [name for name, value in self.model.named_parameters() if not value.isfinite().all()]
+        broken += [name for name, value in self.model.named_buffers() if value.isnan().any()]
+        if broken:
+            raise TrainingError(
+                f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a "
+                "smaller learning rate or clip=1.0."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides what the next steps do: model, optimiser, buffer, generators.
+        """All that decides what the next steps do: model, optimiser, scheduler, buffer, generators.
 
-        As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on. A learner
-        with more state than that extends this method and `load_state_dict`.
+        Among the generators are PyTorch's global ones, of the CPU and of the model's device, from which layers such as
+        dropout draw. As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on.
+        A learner with more state than that extends this method and `load_state_dict`.
         """
         state: dict[str, Any] = {"learner": type(self).__name__, "model": dict(self.model.state_dict())}
+        state["global"] = global_state(self.device)
         if hasattr(self.optimizer, "state_dict"):
             state["optimizer"] = {"type": type(self.optimizer).__name__, "state": self.optimizer.state_dict()}
+        if self.scheduler is not None:
+            state["scheduler"] = {"type": type(self.scheduler).__name__, "state": self.scheduler.state_dict()}
         if self.buffer is not None:
             state["buffer"] = self.buffer.state_dict()
         if (generator := self._view_generator()) is not None:
@@ -159,8 +272,15 @@ class Learner:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the learner that gave `state` was; this one must have been made the same way."""
+        """Continue where the learner that gave `state` was; this one must have been made the same way.
+
+        A head that may grow does so first, if the saved one had. PyTorch's global generators are put back as well, for
+        the whole process.
+        """
         self._check_state(state)
+        restore_globally(state["global"], self.device)
+        if self.head is not None:
+            self.grow(len(state["model"][f"{self.head.name}.weight"]))
         generator = self._view_generator()
         if generator is not None:
             restore(generator, state["augment"])
@@ -169,6 +289,8 @@ class Learner:
         if hasattr(self.optimizer, "load_state_dict"):
             # A copy: torch.optim keeps the tensors it is given, which may be another learner's own.
             self.optimizer.load_state_dict(deepcopy(state["optimizer"]["state"]))
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(deepcopy(state["scheduler"]["state"]))
         self.model.load_state_dict(state["model"])
         if isinstance(self.optimizer, BfloatTwin):
             self.optimizer.refresh()
@@ -176,17 +298,98 @@ class Learner:
     def save(self, path: Path | str, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
-        `extra` is kept with it: the position in the stream, a scheduler's state_dict; numbers, texts, tensors, and
-        dicts and lists of them.
+        `extra` is kept with it: the position in the stream, metrics; numbers, texts, tensors, and dicts and lists of
+        them. A model that is broken, see `check_finite`, raises and does not replace one that was not. Of a buffer in a
+        folder, the checkpoint says which rows it consists of; the folder keeps those of the checkpoint written or
+        loaded last, and of no other.
         """
-        checkpoint.write(Path(path), "learner", {"learner": self.state_dict(), "extra": dict(extra or {})})
+        self.check_finite()
+        state = {"learner": self.state_dict(), "extra": dict(extra or {})}
+        checkpoint.write(Path(path), "learner", state)
+        if self.buffer is not None:
+            self.buffer.keep(state["learner"]["buffer"])
 
     def load(self, path: Path | str) -> dict[str, Any]:
         """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it."""
         state = checkpoint.read(Path(path), "learner").state
         self.load_state_dict(state["learner"])
+        if self.buffer is not None:
+            self.buffer.keep()
         extra: dict[str, Any] = state["extra"]
         return extra
+
+    def _check_form(self, x: Nested, y: Nested) -> None:
+        """As many labels as inputs, and at least one; labels for cross-entropy are whole numbers."""
+        count = rows(x)
+        if count == 0:
+            raise UsageError("a minibatch must have at least one sample.")
+        if self.loss is not None:
+            if rows(y, "y") != count:
+                raise UsageError(f"{count} inputs need as many targets, not {rows(y, 'y')}.")
+            return
+        if y.dim() != 1 or len(y) != count:
+            raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
+
+    def _check_range(self, y: Tensor) -> None:
+        """Labels must name outputs. Where that is not known before the forward pass, it is prepared to be undone."""
+        self._undo = None
+        low, high = (int(label) for label in y.aminmax())
+        if low < 0:
+            raise UsageError(f"label {low} names no output of the model: they are counted from 0.")
+        if self.head is not None and high >= self.head.outputs:
+            if high >= self.head.outputs + LEAP:
+                raise UsageError(
+                    f"label {high} would make the head grow from {self.head.outputs} to {high + 1} outputs at once; "
+                    f"if that is meant, call grow({high + 1}) before."
+                )
+            self.grow(high + 1)
+        outputs = self._outputs if self.head is None else self.head.outputs
+        if outputs is None or high >= outputs:
+            self._undo = self._remember()
+
+    def _check_head(self, outputs: int) -> None:
+        """What the forward pass showed must fit what the learner was told about the model."""
+        if self.head is not None and self.head.outputs != outputs:
+            raise UsageError(
+                f"'{self.head.name}' is not the last layer: it has {self.head.outputs} outputs, the model {outputs}."
+            )
+        if self.class_weights is not None and len(self.class_weights) != outputs:
+            raise UsageError(f"there are {len(self.class_weights)} class weights, but the model has {outputs} outputs.")
+
+    def _check_loss(self, loss: Tensor) -> None:
+        if loss.dim():
+            raise UsageError(f"the loss has shape {tuple(loss.shape)}; it must be one number, the mean over samples.")
+        self._unwatched += 1
+        if self.device.type == "cpu" or self._unwatched >= 100:
+            self._unwatched = 0
+            if not math.isfinite(loss.item()):
+                raise TrainingError(
+                    f"the loss is {loss.item()}, so no step was made. Go back to the last checkpoint if the weights "
+                    "are broken (check_finite tells), and try a smaller learning rate or clip=1.0."
+                )
+
+    def _remember(self) -> Callable[[], None]:
+        """A function that puts back what a forward pass moves: the model's buffers and the generators."""
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        own = [self._view_generator(), None if self.buffer is None else self.buffer.generator]
+        states = [(generator, generator.get_state()) for generator in own if generator is not None]
+
+        def undo() -> None:
+            for buffer, before in kept:
+                buffer.copy_(before)
+            for generator, state in states:
+                generator.set_state(state)
+
+        return undo
+
+    def _updated(self) -> list[Tensor]:
+        """The parameters that the optimiser updates; others may hold gradients that nobody ever clears."""
+        groups = getattr(self.optimizer, "param_groups", None)
+        if groups is None:
+            return list(self.model.parameters())
+        return [parameter for group in groups for parameter in group["params"]]
 
     def _view_generator(self) -> torch.Generator | None:
         """The generator that decides augmentation, where the view has one."""
@@ -199,6 +402,7 @@ class Learner:
             raise UsageError(f"this is a {type(self).__name__}, but the saved learner is a {state['learner']}.")
         own = {
             "optimizer": hasattr(self.optimizer, "load_state_dict"),
+            "scheduler": self.scheduler is not None,
             "buffer": self.buffer is not None,
             "augment": self._view_generator() is not None,
         }
@@ -208,18 +412,26 @@ class Learner:
                 raise UsageError(f"{has} learner keeps state of its {name}, {lacks} one does not; make them alike.")
         if self.buffer is not None:
             self.buffer.check_state(state["buffer"])
-        saved, forms = (
-            {name: f"{tuple(value.shape)} {value.dtype}" for name, value in values.items() if isinstance(value, Tensor)}
-            for values in (state["model"], self.model.state_dict())
-        )
+        saved, forms = _forms(state["model"]), _forms(self.model.state_dict())
+        if self.head is not None:
+            # It will have grown to the size of the saved one.
+            for name, own_part in self.head.parameters().items():
+                there = state["model"].get(name)
+                if there is not None and len(there) > len(own_part) and there.shape[1:] == own_part.shape[1:]:
+                    forms[name] = saved[name]
         differing = sorted(name for name in saved | forms if saved.get(name) != forms.get(name))
         if differing:
             name = differing[0]
             raise UsageError(
                 f"the saved model does not fit this one: {name} is {saved.get(name, 'missing')} in the file and "
-                f"{forms.get(name, 'missing')} here. Build the model as it was when saved."
+                f"{forms.get(name, 'missing')} here. Build the model as it was when saved; one whose head had grown, "
+                "with head= as then, or with as many outputs as it had in the end."
             )
         self._check_optimizer(state.get("optimizer"))
+        if self.scheduler is not None and state["scheduler"]["type"] != type(self.scheduler).__name__:
+            raise UsageError(
+                f"the saved scheduler is {state['scheduler']['type']}, this one {type(self.scheduler).__name__}."
+            )
 
     def _check_optimizer(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -235,6 +447,19 @@ class Learner:
                 f"the saved optimiser does not fit this one: it updates groups of {saved} parameters, this one {own}. "
                 "Build the optimiser as it was when saved."
             )
+
+
+def _forms(values: Mapping[str, Any]) -> dict[str, str]:
+    """Shape and type of every tensor."""
+    return {name: f"{tuple(value.shape)} {value.dtype}" for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
+    """The weights on the device, checked."""
+    weights = torch.as_tensor(given, device=device).detach()
+    if weights.dim() != 1 or not weights.is_floating_point() or not bool((weights.isfinite() & (weights > 0)).all()):
+        raise UsageError("class_weights must be one finite number above 0 for each of the model's outputs.")
+    return weights
 
 
 LEARNERS: Registry[type[Learner]] = Registry("method")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights, widen
-from holdfast.learners.descent import Optimizer
+from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, check_sizes, check_weights, widen
+from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.models import GroupedForward
+from holdfast.nested import Nested, concat, rows
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 from holdfast.rng import generator as seeded_generator
@@ -31,10 +32,13 @@ class ConsistencyReplay(Learner):
 
     loss = CE(current) + alpha * CE(draw 2) + beta * regularizer(logits now, logits then; draw 1)
 
-    `regularizer` is a registered name or any callable of two logit tensors. `consistency_size` and `replay_size` are
-    the sizes of draw 1 and draw 2 (as many as observed, if None). `augment` turns stored inputs into what the network
-    sees, anew for every draw. Models with BatchNorm run three passes a step unless `group_batchnorm` was applied,
-    which makes it one with the same result.
+    A `loss` given instead of cross-entropy takes the place of CE, and the model's outputs that of logits; outputs of
+    other shapes than (B, C) are made rows for the regularizer, (B, ...) -> (B, -1), where "l1", "l2", "linf" and "mse"
+    make sense for any. `regularizer` is a registered name or any callable of two such tensors. `consistency_size` and
+    `replay_size` are the sizes of draw 1 and draw 2 (as many as observed, if None). Stored inputs are augmented anew
+    for every draw. `storage` says where stored samples are: in the memory of the "device" or the "host", or in files
+    in a folder (a Path). Models with BatchNorm run three passes a step unless `group_batchnorm` was applied, which
+    makes it one with the same result. `Learner` says what the other options do.
     """
 
     compilable = ("objective",)
@@ -53,18 +57,37 @@ class ConsistencyReplay(Learner):
         replay_size: int | None = None,
         options: Mapping[str, float] | None = None,
         augment: View | None = None,
+        loss: Loss | None = None,
+        class_weights: Tensor | Sequence[float] | None = None,
+        clip: float | None = None,
+        scheduler: Scheduler | None = None,
+        head: str | None = None,
         precision: str = "float32",
         validate: bool = True,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        storage: str | Path = "device",
     ) -> None:
-        super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
+        super().__init__(
+            model,
+            optimizer,
+            augment=augment,
+            loss=loss,
+            class_weights=class_weights,
+            clip=clip,
+            scheduler=scheduler,
+            head=head,
+            precision=precision,
+            validate=validate,
+            seed=seed,
+        )
         self.regularizer = _regularizer(regularizer, options or {})
         check_weights(alpha=alpha, beta=beta)
         check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
-        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+        generator = generator or seeded_generator(seed, "buffer", self.device)
+        self.buffer = Reservoir(buffer_size, generator=generator, storage=storage)
         self.groups = GroupedForward(model)
 
     @classmethod
@@ -87,17 +110,17 @@ class ConsistencyReplay(Learner):
             generator=parts.generator,
         )
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Nested) -> Losses:
         """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         if not self.buffer.stored:
             logits = self.forward(self.augment(x))
             self.check_labels(y, logits)
-            loss = F.cross_entropy(logits, y)
+            loss = self.criterion(logits, y)
             losses = Losses(loss, loss, self._zero, self._zero)
         else:
-            draw1 = self.buffer.sample(self.consistency_size or len(x))
-            draw2 = self.buffer.sample(self.replay_size or len(x))
+            draw1 = self.buffer.sample(self.consistency_size or rows(y))
+            draw2 = self.buffer.sample(self.replay_size or rows(y))
             outputs = self.forward_groups(x, draw1.x, draw2.x)
             self.check_labels(y, outputs[0])
             past = self.check_width(outputs[1], draw1.logits)
@@ -107,33 +130,39 @@ class ConsistencyReplay(Learner):
         self.buffer.add(x, y, logits.detach())
         return losses.detach()
 
-    def forward_groups(self, *inputs: Tensor) -> list[Tensor]:
+    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
         """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
-        views = self.augment(torch.cat(inputs))
+        views = self.augment(concat(inputs))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
-            return self.groups(views, [len(part) for part in inputs], self.network)
+            return self.groups(views, [rows(part) for part in inputs], self.network)
 
-    def objective(self, outputs: list[Tensor], y: Tensor, past: Tensor, labels: Tensor) -> tuple[Losses, Tensor]:
+    def objective(self, outputs: list[Tensor], y: Nested, past: Tensor, labels: Nested) -> tuple[Losses, Tensor]:
         """The loss with its terms, and the logits of the minibatch.
 
         `outputs` are the network's for the minibatch, draw 1 and draw 2; `past` are the logits stored with draw 1, `y`
         and `labels` the labels of the minibatch and of draw 2.
         """
         logits, answers, replayed = (widen(output) for output in outputs)
-        current = F.cross_entropy(logits, y)
-        replay = F.cross_entropy(replayed, labels)
-        consistency = self.regularizer(answers, past)
+        current = self.criterion(logits, y)
+        replay = self.criterion(replayed, labels)
+        consistency = self.regularizer(_rows(answers), _rows(past))
         return Losses(current + self.alpha * replay + self.beta * consistency, current, replay, consistency), logits
 
     def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:
         """The stored logits; the model must still have as many outputs as when they were made."""
         assert stored is not None
         if logits.shape != stored.shape:
+            now, then = ("x".join(map(str, each.shape[1:])) for each in (logits, stored))
             raise UsageError(
-                f"the model now has {logits.shape[1]} outputs, but the buffer holds logits of {stored.shape[1]}; "
-                "start a new learner after changing the head."
+                f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after "
+                'changing the head, or let the learner change it, with head="classifier" or what its name is.'
             )
         return stored
+
+
+def _rows(outputs: Tensor) -> Tensor:
+    """Outputs as (B, C), which they mostly are."""
+    return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
 
 
 def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:

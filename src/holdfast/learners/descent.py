@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["BfloatTwin", "Optimizer", "PlainSgd"]
+__all__ = ["BfloatTwin", "Optimizer", "PlainSgd", "Scheduler"]
 
 
 class Optimizer(Protocol):
@@ -22,6 +22,19 @@ class Optimizer(Protocol):
 
     def step(self) -> Any:
         """Update the parameters."""
+
+
+class Scheduler(Protocol):
+    """Any of torch.optim.lr_scheduler, or anything else with these three methods."""
+
+    def step(self, *args: Any) -> Any:
+        """Change the learning rate; called after every step of the optimiser."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides what the next steps do."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Continue where another one was."""
 
 
 class PlainSgd:

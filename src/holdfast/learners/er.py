@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -11,8 +13,9 @@ from torch.nn import functional as F
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights
-from holdfast.learners.descent import Optimizer
+from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, check_sizes, check_weights
+from holdfast.learners.descent import Optimizer, Scheduler
+from holdfast.nested import Nested, concat, rows, split
 from holdfast.rng import generator as seeded_generator
 
 __all__ = ["ExperienceReplay"]
@@ -22,9 +25,13 @@ __all__ = ["ExperienceReplay"]
 class ExperienceReplay(Learner):
     """One pass over the minibatch and a draw from the buffer together; mean cross-entropy over both.
 
-    Unlike in `ConsistencyReplay`, the two share BatchNorm statistics: they are one batch. `alpha` weighs the replayed
-    part; `replay_size` is how many samples are drawn a step (as many as observed, if None); `augment` turns stored
-    inputs into what the network sees, anew for every draw.
+    loss = (B * CE(minibatch) + alpha * R * CE(draw)) / (B + R), with B samples observed and R drawn
+
+    A `loss` given instead of cross-entropy, or cross-entropy with `class_weights`, takes the place of CE: each is a
+    mean over its part, and the parts count by their sizes. Unlike in `ConsistencyReplay`, the two share BatchNorm
+    statistics: they are one batch. `replay_size` is how many samples are drawn a step (as many as observed, if None).
+    Stored inputs are augmented anew for every draw. `storage` says where stored samples are: in the memory of the
+    "device" or the "host", or in files in a folder (a Path). `Learner` says what the other options do.
     """
 
     compilable = ("objective",)
@@ -39,16 +46,35 @@ class ExperienceReplay(Learner):
         alpha: float = 1.0,
         replay_size: int | None = None,
         augment: View | None = None,
+        loss: Loss | None = None,
+        class_weights: Tensor | Sequence[float] | None = None,
+        clip: float | None = None,
+        scheduler: Scheduler | None = None,
+        head: str | None = None,
         precision: str = "float32",
         validate: bool = True,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        storage: str | Path = "device",
     ) -> None:
-        super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
+        super().__init__(
+            model,
+            optimizer,
+            augment=augment,
+            loss=loss,
+            class_weights=class_weights,
+            clip=clip,
+            scheduler=scheduler,
+            head=head,
+            precision=precision,
+            validate=validate,
+            seed=seed,
+        )
         check_weights(alpha=alpha)
         check_sizes(replay_size=replay_size)
         self.alpha, self.replay_size = alpha, replay_size
-        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+        generator = generator or seeded_generator(seed, "buffer", self.device)
+        self.buffer = Reservoir(buffer_size, generator=generator, storage=storage)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -66,23 +92,34 @@ class ExperienceReplay(Learner):
             generator=parts.generator,
         )
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Nested) -> Losses:
         """One step on the minibatch and a draw from the buffer; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
-        inputs, labels = x, y
+        inputs, targets, observed = x, y, rows(y)
         if self.buffer.stored:
-            drawn = self.buffer.sample(self.replay_size or len(x))
-            inputs, labels = torch.cat([x, drawn.x]), torch.cat([y, drawn.y])
-        logits = self.forward(self.augment(inputs))
-        self.check_labels(y, logits)
-        losses = self.objective(logits, labels, len(x))
+            drawn = self.buffer.sample(self.replay_size or observed)
+            inputs, targets = concat([x, drawn.x]), concat([y, drawn.y])
+        outputs = self.forward(self.augment(inputs))
+        self.check_labels(y, outputs)
+        losses = self.objective(outputs, targets, observed)
         self.descend(losses.total)
         self.buffer.add(x, y)
         return losses.detach()
 
-    def objective(self, logits: Tensor, labels: Tensor, observed: int) -> Losses:
+    def objective(self, outputs: Tensor, targets: Nested, observed: int) -> Losses:
         """The loss with its terms; the first `observed` rows are the minibatch, the others replayed."""
-        each = F.cross_entropy(logits, labels, reduction="none")
+        if self.loss is not None or self.class_weights is not None:
+            return self._weigh(split(outputs, sizes := [observed, len(outputs) - observed]), split(targets, sizes))
+        each = F.cross_entropy(outputs, targets, reduction="none")
         current, replayed = each[:observed], each[observed:]
         loss = (current.sum() + self.alpha * replayed.sum()) / len(each)
         return Losses(loss, current.mean(), replayed.mean() if len(replayed) else self._zero, self._zero)
+
+    def _weigh(self, outputs: list[Tensor], targets: list[Nested]) -> Losses:
+        """The loss from its mean over the minibatch and over the draw."""
+        (observed, replayed), current = map(len, outputs), self.criterion(outputs[0], targets[0])
+        if not replayed:
+            return Losses(current, current, self._zero, self._zero)
+        replay = self.criterion(outputs[1], targets[1])
+        loss = (observed * current + self.alpha * replayed * replay) / (observed + replayed)
+        return Losses(loss, current, replay, self._zero)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Self
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.nested import Nested
 
 __all__ = ["Joint", "Sgd"]
 
 
 @LEARNERS.register("sgd", "plain training on the stream: the lower bound")
 class Sgd(Learner):
-    """Cross-entropy on what comes in, nothing else."""
+    """Cross-entropy, or the loss given instead, on what comes in, nothing else."""
 
     compilable = ("objective",)
 
@@ -24,7 +24,7 @@ class Sgd(Learner):
         """The learner of a run."""
         return cls(parts.model, parts.optimizer, augment=parts.view, precision=config.precision, validate=False)
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Nested) -> Losses:
         """One step on the minibatch alone."""
         x, y = self.receive(x, y)
         logits = self.forward(self.augment(x))
@@ -33,9 +33,9 @@ class Sgd(Learner):
         self.descend(losses.total)
         return losses.detach()
 
-    def objective(self, logits: Tensor, y: Tensor) -> Losses:
+    def objective(self, logits: Tensor, y: Nested) -> Losses:
         """The loss."""
-        loss = F.cross_entropy(logits, y)
+        loss = self.criterion(logits, y)
         return Losses(loss, loss, self._zero, self._zero)
 
 
