@@ -14,6 +14,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, TrainingError, UsageError
 from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
 from holdfast.models import MODELS, group_batchnorm
+from holdfast.monitor import ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
 from holdfast.training import run
@@ -27,6 +28,8 @@ __all__ = [
     "ConsistencyReplay",
     "DataError",
     "ExperienceReplay",
+    "ForgettingMonitor",
+    "ForgettingWarning",
     "HoldfastError",
     "Learner",
     "Losses",
