@@ -152,6 +152,8 @@ def test_it_measures_every_so_many_steps():
     assert [len(monitor.observe()) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
     assert [reading.step for reading in monitor.history] == [0, 3, 6]
     assert monitor.check()[0].step == 7
+    assert monitor.check(step=20)[0].step == 20
+    assert monitor.add("later", torch.zeros(4, 1), LABELS).step == 20
 
 
 def test_inputs_of_any_structure_and_a_view():

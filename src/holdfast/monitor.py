@@ -93,7 +93,7 @@ class ForgettingMonitor:
         self.model, self.drop, self.every = model, drop, every
         self.view, self.on_drop, self.batch_size, self.bins = view, on_drop, batch_size, bins
         self.steps = 0
-        """Steps counted by `observe`."""
+        """Steps so far, as `observe` counted them or `check` was told."""
         self.history: list[Reading] = []
         self._slices: dict[str, _Slice] = {}
 
@@ -113,7 +113,7 @@ class ForgettingMonitor:
         allowed = self.drop if drop is None else drop
         _check_drop(allowed)
         made = _Slice(x, y, _rows(name, x, y), score, allowed)
-        reading = self._measure(name, made, self.steps)
+        reading = self._measure(name, made)
         self._slices[name] = made
         self.history.append(reading)
         return reading
@@ -127,11 +127,12 @@ class ForgettingMonitor:
     def observe(self) -> list[Reading]:
         """Count a step; every `every` steps, measure all slices and return their readings."""
         self.steps += 1
-        return self._check(self.steps) if self.steps % self.every == 0 else []
+        return self._check() if self.steps % self.every == 0 else []
 
     def check(self, step: int | None = None) -> list[Reading]:
-        """Measure all slices now. `step` is what the readings say; by default the steps that `observe` counted."""
-        return self._check(self.steps if step is None else step)
+        """Measure all slices now and return their readings; `step` sets the count of steps for those who count."""
+        self.steps = self.steps if step is None else step
+        return self._check()
 
     def latest(self) -> list[Reading]:
         """The last reading of every slice that is watched."""
@@ -187,9 +188,9 @@ class ForgettingMonitor:
 
         return draw_history(self.rows(), title=title)
 
-    def _check(self, step: int) -> list[Reading]:
+    def _check(self) -> list[Reading]:
         before = {reading.slice: reading for reading in self.latest()}
-        readings = [self._measure(name, part, step, before[name]) for name, part in self._slices.items()]
+        readings = [self._measure(name, part, before[name]) for name, part in self._slices.items()]
         self.history += readings
         fresh = [reading for reading in readings if reading.dropped and not before[reading.slice].dropped]
         # The history is complete before anyone is told: a callback may raise, and so may a warning.
@@ -204,7 +205,7 @@ class ForgettingMonitor:
             warnings.warn(text, ForgettingWarning, stacklevel=3)
         return readings
 
-    def _measure(self, name: str, part: _Slice, step: int, before: Reading | None = None) -> Reading:
+    def _measure(self, name: str, part: _Slice, before: Reading | None = None) -> Reading:
         outputs = self._outputs(part)
         if part.score is not None:
             score, ece = float(part.score(outputs, _to(part.y, self._device()))), None
@@ -214,7 +215,7 @@ class ForgettingMonitor:
         # Written so that a score that is no number counts as a drop; what has dropped must climb half the way back.
         slack = part.drop / 2 if before is not None and before.dropped else part.drop
         dropped = before is not None and not best - score <= slack
-        return Reading(name, step, score, best, ece, dropped)
+        return Reading(name, self.steps, score, best, ece, dropped)
 
     @torch.no_grad()
     def _outputs(self, part: _Slice) -> Any:
