@@ -12,6 +12,7 @@ from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, TrainingError, UsageError
+from holdfast.export import export
 from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import ForgettingMonitor, ForgettingWarning
@@ -39,6 +40,7 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "analysis",
+    "export",
     "group_batchnorm",
     "run",
 ]
