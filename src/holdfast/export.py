@@ -91,9 +91,9 @@ def export(
         except HoldfastError:
             raise
         except Exception as error:  # what tracers and runtimes raise has no base in common
-            reason = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise HoldfastError(
-                f"the model cannot be exported to {kind}: {type(error).__name__}: {reason} "
+                f"the model cannot be exported to {kind}: {type(error).__name__}: {reason}. "
                 "The forward pass must not depend on the values of tensors, and must take batches of any size."
             ) from error
 

@@ -62,7 +62,7 @@ def export_command(
     about = {
         "fingerprint": config.fingerprint,
         "config": config.to_dict(),
-        "accuracy": result.accuracy,
+        "accuracy": result.to_json()["accuracy"],
         "environment": result.environment,
     }
     view = benchmark.normalize if normalization else None
