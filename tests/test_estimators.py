@@ -24,7 +24,7 @@ KINDS = {
 }
 
 
-@parametrize_with_checks([ReplayClassifier(), ReplayClassifier(regularizer=None, epochs=10)])
+@parametrize_with_checks([ReplayClassifier(epochs=10), ReplayClassifier(regularizer=None, epochs=10)])
 def test_scikit_learn_accepts_it(estimator, check):
     # None of the checks is expected to fail. pytest shows those that need pandas or an array API as skipped.
     check(estimator)
