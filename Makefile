@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check format slow readme report clean
+.PHONY: demo test check format slow friends readme report clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
@@ -14,6 +14,11 @@ test: $(READY)
 
 slow: $(READY)
 	$(BIN)/pytest -q -m slow
+
+# Weights & Biases, MLflow and Lightning are large: their tests are skipped where they are not installed.
+friends: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[friends]'
+	$(BIN)/pytest -q tests/test_loggers.py tests/integrations
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -38,6 +38,8 @@ LAYERS = [
     ("experiments",),
     ("sweep",),
     ("report",),
+    ("monitor", "loggers", "export", "estimators"),
+    ("integrations",),
     ("testing", "bench", "demo", "display"),
     ("__init__",),
     ("cli",),
@@ -46,6 +48,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray")
+HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript")
 
 
 def unit(path):

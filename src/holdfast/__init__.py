@@ -12,8 +12,10 @@ from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
+from holdfast.export import export
 from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
 from holdfast.models import MODELS, group_batchnorm
+from holdfast.monitor import ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
 from holdfast.training import run
@@ -27,6 +29,8 @@ __all__ = [
     "ConsistencyReplay",
     "DataError",
     "ExperienceReplay",
+    "ForgettingMonitor",
+    "ForgettingWarning",
     "HoldfastError",
     "Learner",
     "Losses",
@@ -37,6 +41,7 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "analysis",
+    "export",
     "group_batchnorm",
     "run",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from holdfast.augment import View
 from holdfast.data import ImageSet
 
-__all__ = ["Exam", "Row", "evaluate", "grade", "predict"]
+__all__ = ["Exam", "Row", "evaluate", "evaluating", "grade", "predict"]
 
 BATCH_ELEMENTS = {"cpu": 800_000, "cuda": 16_000_000}
 """Input numbers a batch: on a CPU what its caches like, on a GPU what fills it."""
@@ -32,20 +33,26 @@ class Row(NamedTuple):
     task_il: list[float]
 
 
-@torch.no_grad()
-def predict(model: nn.Module, images: Tensor, view: View, precision: str = "float32") -> Tensor:
-    """Logits (N, C) float32 of `model` in evaluation mode, without augmentation; its mode is restored."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode inside the block; afterwards every module is in the mode it was in."""
     # Each module's own, since parts of a model may be frozen in evaluation mode.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    size = max(1, BATCH_ELEMENTS[images.device.type] // max(1, prod(images.shape[1:])))
     try:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            # forward() rather than a call: compiled code is for training shapes.
-            return torch.cat([model.forward(view(part)).float() for part in torch.split(images, size)])
+        yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@torch.no_grad()
+def predict(model: nn.Module, images: Tensor, view: View, precision: str = "float32") -> Tensor:
+    """Logits (N, C) float32 of `model` in evaluation mode, without augmentation; its mode is restored."""
+    size = max(1, BATCH_ELEMENTS[images.device.type] // max(1, prod(images.shape[1:])))
+    with evaluating(model), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        # forward() rather than a call: compiled code is for training shapes.
+        return torch.cat([model.forward(view(part)).float() for part in torch.split(images, size)])
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast import results
 from holdfast.analysis.calibration import Calibration, calibration
@@ -23,7 +23,7 @@ from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness_of
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
-from holdfast.benchmarks import build, load
+from holdfast.benchmarks import Benchmark, build, load
 from holdfast.config import WITHOUT_BUFFER, RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
@@ -39,6 +39,7 @@ __all__ = [
     "analyze_run",
     "claims",
     "exam_images",
+    "final_model",
     "find_runs",
     "findings",
     "rerun_command",
@@ -283,18 +284,26 @@ def _without_weights(run: RunAnalysis) -> RunAnalysis:
 def _classifier(run: RunAnalysis, root: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     """The run's final model as a function of uint8 images."""
     weights = results.read(run.folder, tensors=True).weights
-    benchmark = build(run.config, root)
-    model = build_model(run.config, benchmark)
+    model, benchmark = final_model(run.folder, run.config, weights, root)
+    model.to(device)
+    return lambda images: predict(model, images, benchmark.normalize, run.config.precision)
+
+
+def final_model(
+    folder: Path, config: RunConfig, weights: Mapping[str, Tensor], root: Path
+) -> tuple[nn.Module, Benchmark]:
+    """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
+    benchmark = build(config, root)
+    model = build_model(config, benchmark)
     try:
         model.load_state_dict(dict(weights))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"{run.folder / results.WEIGHTS} does not fit the model of its run ({reason}). "
-            f"To make it again: {rerun_command(run.config, run.folder)}"
+            f"{folder / results.WEIGHTS} does not fit the model of its run ({reason}). "
+            f"To make it again: {rerun_command(config, folder)}"
         ) from error
-    model.to(device)
-    return lambda images: predict(model, images, benchmark.normalize, run.config.precision)
+    return model, benchmark
 
 
 # --- the seeds of one config ---

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +19,13 @@ from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, Seed, app, im
 from holdfast.config import RunConfig
 from holdfast.display import RunDisplay, data_progress, errors, output, table
 from holdfast.learners import method_names
+from holdfast.loggers import open_logger, watch
 from holdfast.registry import unknown_name
-from holdfast.training import choose_device, run
+from holdfast.training import Progress, choose_device, run
 
 __all__: list[str] = []
+
+OnStep = Callable[[Progress], None]
 
 
 @app.command("run")
@@ -42,6 +47,10 @@ def run_command(
         bool, typer.Option("--resume", help="Keep checkpoints in OUT/checkpoints, and continue from one.")
     ] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; repeatable."),
+    ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -63,13 +72,13 @@ def run_command(
         with data_progress():
             stream = build(config, datasets.data_root(data), target)
         try:
-            with RunDisplay() as display:
+            with _loggers(log or [], config) as loggers, RunDisplay() as display:
                 found = run(
                     config,
                     stream,
                     device=device,
                     threads=threads,
-                    on_step=display.watch(config.title),
+                    on_step=_all([display.watch(config.title), *loggers]),
                     checkpoint=kept,
                     every=checkpoint_every,
                 )
@@ -86,6 +95,23 @@ def run_command(
         print(json.dumps(found.to_json()))
     else:
         output.print(_summary(found))
+
+
+@contextmanager
+def _loggers(targets: list[str], config: RunConfig) -> Iterator[list[OnStep]]:
+    """A callback for every --log; what cannot be logged to is found out before training."""
+    name = f"{config.benchmark}-{config.method}-{config.fingerprint}"
+    with ExitStack() as opened:
+        made = [opened.enter_context(open_logger(each, name=name, config=config.to_dict())) for each in targets]
+        yield [watch(logger) for logger in made]
+
+
+def _all(callbacks: list[OnStep]) -> OnStep:
+    def on_step(progress: Progress) -> None:
+        for each in callbacks:
+            each(progress)
+
+    return callbacks[0] if len(callbacks) == 1 else on_step
 
 
 def _summary(result: results.RunResult) -> Table:

@@ -1,0 +1,84 @@
+"""holdfast export: the final model of a run as a file for somewhere else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from holdfast import results
+from holdfast.analysis.runs import final_model, rerun_command
+from holdfast.cli.app import DataRoot, Json, Plugins, app, import_plugins
+from holdfast.data import data_root
+from holdfast.display import data_progress, output, table
+from holdfast.errors import HoldfastError
+from holdfast.export import FORMATS, export, format_of
+from holdfast.rng import generator
+
+__all__: list[str] = []
+
+SHOWN = 8  # test images, and as many random ones, on which file and model are compared
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A result folder.", metavar="RUN")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; by default named after the run.")] = None,
+    format: Annotated[str | None, typer.Option(help="torch or onnx; by default what --out ends with.")] = None,
+    normalization: Annotated[
+        bool,
+        typer.Option(
+            "--with-normalization/--without-normalization",
+            help="With: bytes 0..255 in. Without: floats as the network sees them.",
+        ),
+    ] = True,
+    data: DataRoot = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Write the final model of a run as one file, for torch.export or ONNX.
+
+    Images (batch, channels, height, width) in, logits (batch, classes) out, for batches of any size. The file is read
+    back and its answers compared with the model's before it gets its name.
+    """
+    import_plugins(plugin)
+    result = results.read(run, tensors=True)
+    config = result.config
+    if not result.weights:
+        again = rerun_command(config, run.resolve())
+        raise HoldfastError(f"{run} keeps no weights, so there is no model to export. To get them: {again}")
+    path = out or Path(
+        f"{config.benchmark}-{config.method}-{config.fingerprint}{FORMATS[format_of(Path(), format or 'torch')]}"
+    )
+    kind = format_of(path, format)
+    with data_progress():
+        model, benchmark = final_model(run, config, result.weights, data_root(data))
+    shown = benchmark.tasks[0].test.images[:SHOWN].cpu()
+    noise = torch.randint(0, 256, shown.shape, dtype=torch.uint8, generator=generator(config.seed, "export"))
+    images = torch.cat([shown, noise])
+    about = {
+        "fingerprint": config.fingerprint,
+        "config": config.to_dict(),
+        "accuracy": result.to_json()["accuracy"],
+        "environment": result.environment,
+    }
+    view = benchmark.normalize if normalization else None
+    made = export(model, images if view else benchmark.normalize(images), path, format=kind, view=view, about=about)
+    report = {
+        "file": str(made.path),
+        "format": made.format,
+        "input": f"{'uint8' if view else 'float32'} (batch, {', '.join(map(str, images.shape[1:]))})",
+        "output": f"float32 (batch, {benchmark.classes})",
+        "bytes": made.size,
+        "difference": made.difference,
+        "fingerprint": config.fingerprint,
+    }
+    if as_json:
+        print(json.dumps(report))
+        return
+    checked = f"{made.difference:.2g}" if made.difference is not None else "not compared: onnxruntime is not installed"
+    rows = [*list(report.items())[:5], ("largest difference", checked)]
+    output.print(table(config.title, ("", ""), rows))

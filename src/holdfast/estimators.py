@@ -1,0 +1,211 @@
+"""Replay as a scikit-learn estimator: `partial_fit` on whatever comes, `predict` on everything that came.
+
+Needs the extra `sklearn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.evaluation import predict
+from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner
+from holdfast.models import MODELS, group_batchnorm
+from holdfast.regularizers import Regularizer
+from holdfast.rng import generator, restore, seeded_globally
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise HoldfastError(
+        "the estimators need scikit-learn 1.6 or newer: install the extra 'sklearn' (pip install 'holdfast[sklearn]')."
+    ) from error
+
+__all__ = ["ReplayClassifier"]
+
+Array = NDArray[Any]
+
+
+class ReplayClassifier(ClassifierMixin, BaseEstimator):
+    """A network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
+
+    `partial_fit` makes one pass over the samples it is given; call it with every new portion of the stream. Each
+    minibatch is accompanied by samples from a buffer of `buffer_size`, which holds a uniform sample of everything seen.
+
+    `model` is the name of a registered network ("mlp": two hidden layers of 100 units) or a callable
+    (shape of one sample, number of classes) -> torch module. `regularizer` keeps the answers on stored samples where
+    they were, weighed by `beta`: a registered name, a function of two logit tensors, or None for plain replay; `alpha`
+    weighs the replayed samples. `buffer_size=None` learns without any memory, for comparison. `optimizer` is a callable
+    such as torch.optim.SGD, called with the parameters and `lr`; Adam if None. `epochs` are those of `fit`. Features
+    should be scaled as for any network, to about unit variance.
+
+    Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
+    """
+
+    def __init__(
+        self,
+        model: str | Callable[[tuple[int, ...], int], nn.Module] = "mlp",
+        *,
+        buffer_size: int | None = 500,
+        regularizer: str | Regularizer | None = "mse",
+        alpha: float = 1.0,
+        beta: float = 0.5,
+        lr: float = 0.001,
+        optimizer: Callable[..., Any] | None = None,
+        batch_size: int = 32,
+        epochs: int = 30,
+        device: str = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        self.model = model
+        self.buffer_size = buffer_size
+        self.regularizer = regularizer
+        self.alpha = alpha
+        self.beta = beta
+        self.lr = lr
+        self.optimizer = optimizer
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
+        x, labels = self._samples(X, y, first=True)
+        classes = np.unique(labels)
+        self._begin(x, classes)
+        for _ in range(self._positive("epochs")):
+            self._learn(x, _numbers(labels, classes))
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Learn on from X (n, features) and labels y (n,) in one pass.
+
+        `classes` are all labels that will ever come; the first call needs them, unless `fit` was called before.
+        """
+        first = not hasattr(self, "learner_")
+        if first and classes is None:
+            raise UsageError("classes must be given on the first call to partial_fit: all labels that will ever come.")
+        x, labels = self._samples(X, y, first=first)
+        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
+        numbers = _numbers(labels, known)
+        if first:
+            self._begin(x, known)
+        elif not np.array_equal(known, self.classes_):
+            raise UsageError(f"classes {known.tolist()} are not those of the first call, {self.classes_.tolist()}.")
+        self._learn(x, numbers)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probabilities (n, classes), in the order of `classes_`."""
+        check_is_fitted(self)
+        x = self._tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=self._any_shape()))
+        logits = predict(self.module_, x.to(self.learner_.device), _as_it_is)
+        probabilities: Array = torch.softmax(logits, dim=1).cpu().numpy()
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The most probable label of each sample, (n,)."""
+        probabilities = self.predict_proba(X)
+        labels: Array = self.classes_[probabilities.argmax(axis=1)]
+        return labels
+
+    @property
+    def module_(self) -> nn.Module:
+        """The network."""
+        check_is_fitted(self, "learner_")
+        return self.learner_.model
+
+    def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
+        """The samples as a tensor and their labels, checked the way scikit-learn does."""
+        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=self._any_shape())
+        check_classification_targets(labels)
+        return self._tensor(x), labels
+
+    def _begin(self, x: Tensor, classes: Array) -> None:
+        """A new network and a new learner."""
+        self.classes_ = classes
+        self._shape = tuple(x.shape[1:])
+        self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._order = generator(self._seed, "order")
+        self.learner_ = self._build()
+
+    def _build(self) -> Learner:
+        make = MODELS[self.model] if isinstance(self.model, str) else self.model
+        with seeded_globally(self._seed, "init"):
+            network = group_batchnorm(make(self._shape, len(self.classes_))).to(self.device)
+        optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
+        if self.buffer_size is None:
+            return LEARNERS["sgd"](network, optimizer)
+        memory: dict[str, Any] = {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
+        if self.regularizer is None:
+            return ExperienceReplay(network, optimizer, **memory)
+        return ConsistencyReplay(network, optimizer, regularizer=self.regularizer, beta=self.beta, **memory)
+
+    def _learn(self, x: Tensor, y: Tensor) -> None:
+        """One pass over the samples in random order."""
+        self.module_.train()
+        for rows in self._batches(len(x)):
+            self.learner_.observe(x[rows], y[rows])
+
+    def _batches(self, count: int) -> Iterator[Tensor]:
+        size = self._positive("batch_size")
+        rows = torch.randperm(count, generator=self._order)
+        # A single sample left over goes with the last minibatch: BatchNorm cannot learn from one.
+        whole = count - 1 if count % size == 1 and count > 1 else count
+        parts = list(torch.split(rows[:whole], size))
+        parts[-1] = torch.cat([parts[-1], rows[whole:]])
+        return iter(parts)
+
+    def _positive(self, name: str) -> int:
+        value: int = getattr(self, name)
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}.")
+        return value
+
+    def _any_shape(self) -> bool:
+        """Whether samples may have more than one dimension: a network of one's own may want images."""
+        return not isinstance(self.model, str) or self.model != "mlp"
+
+    def _tensor(self, x: Array) -> Tensor:
+        return torch.from_numpy(np.array(x))  # a copy: what scikit-learn hands on may be read-only
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and joblib: the learner as its state_dict, which is what it promises to restore."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "learner_" in state:
+            state["learner_"] = state["learner_"].state_dict()
+            state["_order"] = self._order.get_state()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "learner_" in state:
+            self._order = torch.Generator()
+            restore(self._order, state["_order"])
+            self.learner_ = self._build()
+            self.learner_.load_state_dict(state["learner_"])
+
+
+def _numbers(labels: Array, classes: Array) -> Tensor:
+    """The place of each label among the sorted classes, (n,)."""
+    unknown = np.setdiff1d(labels, classes)
+    if len(unknown):
+        raise UsageError(
+            f"y has labels that are not among the classes {classes.tolist()}: {unknown.tolist()}. "
+            "Name all classes on the first call to partial_fit."
+        )
+    return torch.from_numpy(np.searchsorted(classes, labels))
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

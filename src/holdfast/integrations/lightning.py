@@ -1,0 +1,170 @@
+"""Holdfast in Lightning: a module that learns by a Holdfast learner, and callbacks for modules of one's own.
+
+Needs the extra `lightning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.buffer import Reservoir
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.learners import Learner
+from holdfast.monitor import ForgettingMonitor
+from holdfast.rng import generator
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise HoldfastError(
+        "this needs Lightning: install the extra 'lightning' (pip install 'holdfast[lightning]')."
+    ) from error
+
+__all__ = ["ForgettingCallback", "ReplayCallback", "ReplayModule"]
+
+KEY = "holdfast"  # where checkpoints of Lightning keep the learner
+
+
+class ReplayModule(LightningModule):
+    """A model that the trainer trains by a Holdfast learner.
+
+        module = ReplayModule(
+            model,
+            partial(hf.ConsistencyReplay, buffer_size=500, regularizer="linf", alpha=0.5, beta=0.2),
+            partial(torch.optim.SGD, lr=0.1),
+        )
+        Trainer(max_epochs=1).fit(module, stream)
+
+    `make_learner(model, optimizer)` is called when training begins, with the model on its device;
+    `make_optimizer(parameters)` when the trainer asks for an optimiser. Batches are pairs (inputs, labels). The loss
+    terms are logged as loss/total and so on. The learner, with its buffer, stays for the next `fit` and is part of
+    Lightning's checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_learner: Callable[..., Learner],
+        make_optimizer: Callable[..., torch.optim.Optimizer],
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False  # a learner's step has its own backward pass and update
+        self.model, self.make_learner, self.make_optimizer = model, make_learner, make_optimizer
+        self.learner: Learner | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def forward(self, x: Any) -> Any:
+        """The model's output."""
+        return self.model(x)
+
+    def configure_optimizers(self) -> Any:
+        """The learner's optimiser, or a new one for the learner to come."""
+        return self.make_optimizer(self.model.parameters()) if self.learner is None else self.learner.optimizer
+
+    def on_train_start(self) -> None:
+        """Make the learner, unless there is one from a `fit` before; continue from a checkpoint if one was loaded."""
+        if self.learner is None:
+            self.learner = self.make_learner(self.model, self.optimizers().optimizer)
+        if self._saved is not None:
+            self.learner.load_state_dict(self._saved)
+            self._saved = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One step of the learner."""
+        assert self.learner is not None
+        x, y = batch
+        own = self.learner.optimizer
+        self.learner.optimizer = self.optimizers()  # the trainer counts the steps of its wrapper only
+        try:
+            losses = self.learner.observe(x, y)
+        finally:
+            self.learner.optimizer = own
+        self.log_dict({f"loss/{term}": value for term, value in losses._asdict().items()}, batch_size=len(y))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the learner into the checkpoint: buffer, counters and generators."""
+        if self.learner is not None:
+            checkpoint[KEY] = self.learner.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the learner out of the checkpoint, for the moment when training begins."""
+        self._saved = checkpoint.get(KEY)
+
+
+class ReplayCallback(Callback):
+    """Experience replay for any Lightning module, whose code stays as it is: stored samples join every training batch.
+
+    Batches must be lists [inputs, labels], as DataLoader makes them of pairs. `replay_size` is how many samples join
+    (as many as the batch has, if None). With a loss that is a mean over the batch, this is `hf.ExperienceReplay` with
+    alpha = 1. For consistency regularization, use `ReplayModule`.
+    """
+
+    def __init__(self, buffer_size: int, replay_size: int | None = None, seed: int = 0) -> None:
+        Reservoir(buffer_size)  # says what is wrong with the size now, not at the first batch
+        self.buffer_size, self.replay_size, self.seed = buffer_size, replay_size, seed
+        self.buffer: Reservoir | None = None
+        self._saved: dict[str, Any] | None = None
+        self._observed: tuple[Tensor, Tensor] | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Add samples from the buffer to the batch, in place."""
+        if not isinstance(batch, list) or len(batch) != 2:
+            raise UsageError(
+                f"replay needs batches that are lists [inputs, labels], not {type(batch).__name__}; "
+                "let the DataLoader collate pairs, or use ReplayModule."
+            )
+        buffer = self._reservoir(pl_module.device)
+        self._observed = (batch[0], batch[1])
+        if buffer.stored:
+            drawn = buffer.sample(self.replay_size or len(batch[1]))
+            batch[:] = [torch.cat([batch[0], drawn.x]), torch.cat([batch[1], drawn.y])]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Offer what was new in the batch to the buffer."""
+        if self._observed is not None:
+            self._reservoir(pl_module.device).add(*self._observed)
+            self._observed = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The buffer, for Lightning's checkpoints."""
+        return {} if self.buffer is None else {"buffer": self.buffer.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue with the buffer of a checkpoint."""
+        self._saved = state_dict.get("buffer")
+
+    def _reservoir(self, device: torch.device) -> Reservoir:
+        if self.buffer is None:
+            self.buffer = Reservoir(self.buffer_size, generator=generator(self.seed, "buffer", device))
+        if self._saved is not None:
+            self.buffer.load_state_dict(self._saved)
+            self._saved = None
+        return self.buffer
+
+
+class ForgettingCallback(Callback):
+    """A forgetting monitor that watches the training, and whose readings are logged with everything else."""
+
+    def __init__(self, monitor: ForgettingMonitor) -> None:
+        self.monitor = monitor
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count a step; log the slices when they were measured."""
+        if self.monitor.observe():
+            pl_module.log_dict(self.monitor.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history, for Lightning's checkpoints."""
+        return self.monitor.to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue the history of a checkpoint; the slices must have been added."""
+        self.monitor.load_dict(state_dict)

@@ -1,0 +1,233 @@
+"""Where numbers of a run go while it lasts: TensorBoard, Weights & Biases, MLflow. Thin, each an extra of its own.
+
+    with open_logger("tensorboard:logs") as logger:
+        for step, (x, y) in enumerate(stream):
+            losses = learner.observe(x, y)
+            if step % 50 == 0:                # reading the losses waits for the device
+                logger.log(step, losses)
+
+`hf.run(config, on_step=watch(logger))` logs a run; so does `holdfast run --log tensorboard:logs`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.learners import Losses
+from holdfast.registry import Registry
+from holdfast.training import Progress
+
+__all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "open_logger", "watch"]
+
+log = logging.getLogger(__name__)
+
+Values = Mapping[str, Any] | Losses
+"""Named numbers: floats or 0-d tensors; None stands for a number there is not."""
+
+
+class Logger(Protocol):
+    """All that is asked of a logger; write your own with these two methods."""
+
+    def log(self, step: int, values: Values) -> None:
+        """Keep named numbers of one step."""
+
+    def close(self) -> None:
+        """Write what is not yet written; nothing is logged afterwards."""
+
+
+LOGGERS: Registry[Callable[..., Logger]] = Registry("logger")
+"""Constructors (where, name of the run, its settings) -> logger."""
+
+
+def open_logger(target: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> Any:
+    """The logger that `target` describes as KIND:WHERE, for instance `tensorboard:logs`; also a context manager.
+
+    `name` is what the run is called there, `config` the settings it is kept with.
+    """
+    kind, colon, where = target.partition(":")
+    make = LOGGERS[kind]
+    if not colon or not where:
+        raise UsageError(f"'{target}' does not say where to log: write {kind}:WHERE. {LOGGERS.describe(kind)}")
+    return make(where, name=name, config=dict(config or {}))
+
+
+def watch(logger: Logger) -> Callable[[Progress], None]:
+    """A callback for `run(on_step=...)`: the mean losses whenever they were read, the accuracies after every task."""
+    seen: list[Any] = []
+
+    def on_step(progress: Progress) -> None:
+        now = (progress.losses, progress.row)
+        before = seen[-1] if seen else now  # what a run that continues brings along was logged before it stopped
+        seen[:] = [now]
+        values: dict[str, float] = {}
+        if progress.losses is not None and progress.losses is not before[0]:
+            values |= {f"loss/{term}": value for term, value in progress.losses.items()}
+        if progress.row is not None and progress.row is not before[1]:
+            known = progress.row[: progress.task + 1] if progress.task + 1 < progress.stages else progress.row
+            values |= {f"accuracy/task {number}": value for number, value in enumerate(known, start=1)}
+            values["accuracy/mean"] = sum(known) / len(known)
+        if values:
+            logger.log(progress.step, values)
+
+    return on_step
+
+
+class _Friend:
+    """What the loggers here have in common. A number that cannot be written is a warning, not the end of learning."""
+
+    name = ""
+    failures: tuple[type[Exception], ...] = (OSError,)
+    _warned = False
+
+    def log(self, step: int, values: Values) -> None:
+        """Keep named numbers of one step; tensors are read, which waits for the device."""
+        named = values._asdict() if isinstance(values, Losses) else values
+        numbers = {key: float(value) for key, value in named.items() if value is not None}
+        self._guarded(lambda: self._write(step, numbers))
+
+    def close(self) -> None:
+        """Write what is not yet written."""
+        self._guarded(self._close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except self.failures as error:
+            if not self._warned:
+                log.warning("learning goes on, but %s cannot be written to: %s", self.name, error)
+            self._warned = True
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+def _missing(what: str, extra: str) -> HoldfastError:
+    return HoldfastError(
+        f"logging to {what} needs a package that is not installed: install the extra '{extra}' "
+        f"(pip install 'holdfast[{extra}]')."
+    )
+
+
+@LOGGERS.register("tensorboard", "tensorboard:DIR writes event files to DIR.")
+class TensorBoard(_Friend):
+    """Event files in the folder `where`, of a named run in a subfolder of that name."""
+
+    name = "TensorBoard"
+
+    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("TensorBoard", "tensorboard") from error
+        try:
+            self._writer = SummaryWriter(str(Path(where) / name))
+        except OSError as error:
+            raise _unwritable(where, error) from error
+        if config:
+            text = "    " + json.dumps(dict(config), indent=1).replace("\n", "\n    ")  # shown as a block of code
+            self._writer.add_text("config", text)
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        for key, value in numbers.items():
+            self._writer.add_scalar(key, value, step)
+
+    def _close(self) -> None:
+        self._writer.close()
+
+
+@LOGGERS.register("wandb", "wandb:PROJECT makes a run in PROJECT; with WANDB_MODE=offline, in the folder wandb.")
+class WeightsAndBiases(_Friend):
+    """A run in the project `where`. Whether it is sent anywhere is W&B's own setting: WANDB_MODE=offline keeps it."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("Weights & Biases", "wandb") from error
+        self.failures = (OSError, wandb.Error)
+        try:
+            self._run = wandb.init(project=where, name=name or None, config=dict(config or {}), reinit="create_new")
+        except self.failures as error:
+            raise HoldfastError(
+                f"no Weights & Biases run could be started: {error}. Log in with 'wandb login', or keep the run on "
+                "this machine with WANDB_MODE=offline."
+            ) from error
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        self._run.log(numbers, step=step)
+
+    def _close(self) -> None:
+        self._run.finish()
+
+
+@LOGGERS.register(
+    "mlflow", "mlflow:DIR keeps runs in DIR/mlflow.db; an address such as http://HOST:PORT is used as is."
+)
+class MLflow(_Friend):
+    """A run of the experiment "holdfast": in a database in the folder `where`, or on the server of that address.
+
+    Look at a folder's with `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db`.
+    """
+
+    name = "MLflow"
+
+    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+        local = "://" not in where
+        if local:
+            # What is logged to a folder is nobody else's business: MLflow reports its use by default.
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param
+            from mlflow.exceptions import MlflowException
+        except ImportError as error:
+            raise _missing("MLflow", "mlflow") from error
+        self.failures, self._metric = (OSError, MlflowException), Metric
+        try:
+            if local:
+                Path(where).mkdir(parents=True, exist_ok=True)
+            folder = Path(where).resolve()
+            self._client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}" if local else where)
+            found = self._client.get_experiment_by_name("holdfast")
+            artifacts = (folder / "artifacts").as_uri() if local else None
+            experiment = found.experiment_id if found else self._client.create_experiment("holdfast", artifacts)
+            self._id = self._client.create_run(experiment, run_name=name or None).info.run_id
+            params = [Param(key, json.dumps(value)) for key, value in (config or {}).items()]
+            self._client.log_batch(self._id, params=params)
+        except ModuleNotFoundError as error:  # MLflow without its database
+            raise _missing("MLflow", "mlflow") from error
+        except self.failures as error:
+            raise _unwritable(where, error) from error
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        now = int(1000 * time.time())
+        # MLflow takes no other characters in names.
+        metrics = [self._metric(re.sub(r"[^\w\-. /:]", "_", key), value, now, step) for key, value in numbers.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def _close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _unwritable(where: str, error: Exception) -> HoldfastError:
+    reason = getattr(error, "strerror", None) or error
+    return HoldfastError(f"nothing can be logged to {where}: {reason}. Choose another place.")

@@ -1,0 +1,284 @@
+"""A forgetting monitor: what was learned before, measured again and again while learning goes on."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as nesting
+
+from holdfast.analysis.calibration import calibration
+from holdfast.errors import UsageError
+from holdfast.evaluation import evaluating
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ForgettingMonitor", "ForgettingWarning", "Reading"]
+
+Score = Callable[[Any, Any], Any]
+"""(outputs, targets) of a whole slice -> one number, the larger the better."""
+
+
+class ForgettingWarning(UserWarning):
+    """What was learned before is being lost."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One slice at one step."""
+
+    slice: str
+    step: int
+    score: float
+    """Accuracy in percent, or what the slice's own score function returned."""
+    best: float
+    """The best score of the slice so far, this one included."""
+    ece: float | None
+    """Expected calibration error in percent; None for slices with a score function, NaN if an output is not finite."""
+    dropped: bool
+    """Whether the slice has dropped too far, and has not recovered half of that since."""
+
+    @property
+    def drop(self) -> float:
+        """How far the score is below the best, in points."""
+        return self.best - self.score
+
+
+class _Slice(NamedTuple):
+    x: Any
+    y: Any
+    size: int
+    score: Score | None
+    drop: float
+
+
+class ForgettingMonitor:
+    """Accuracy and calibration on held-out slices of what was learned before, and a warning when one drops.
+
+        monitor = hf.ForgettingMonitor(model, drop=5.0, every=100)
+        for x, y in stream:
+            learner.observe(x, y)
+            monitor.observe()                       # measures every 100 steps
+        monitor.add("march", held_out_x, held_out_y)    # measured now, and from now on
+
+    A slice that is more than `drop` points below its best so far gives a `ForgettingWarning` and a call of
+    `on_drop(reading)`: once, until it has recovered half of `drop` and falls anew.
+
+    `x` may be a tensor, or dicts and tuples of tensors that the model takes as its one argument; `view` turns it into
+    what the network sees, for instance normalisation. The model computes in evaluation mode, `batch_size` samples at a
+    time, on the device of its parameters; its training goes on as if nothing had been measured.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        drop: float = 5.0,
+        every: int = 100,
+        view: Callable[[Any], Any] | None = None,
+        on_drop: Callable[[Reading], object] | None = None,
+        batch_size: int = 500,
+        bins: int = 15,
+    ) -> None:
+        _check_drop(drop)
+        for name, number in (("every", every), ("batch_size", batch_size), ("bins", bins)):
+            if number < 1:
+                raise UsageError(f"{name} must be at least 1, not {number}.")
+        self.model, self.drop, self.every = model, drop, every
+        self.view, self.on_drop, self.batch_size, self.bins = view, on_drop, batch_size, bins
+        self.steps = 0
+        """Steps so far, as `observe` counted them or `check` was told."""
+        self.history: list[Reading] = []
+        self._slices: dict[str, _Slice] = {}
+
+    @property
+    def slices(self) -> list[str]:
+        """The names of the slices, in the order in which they were added."""
+        return list(self._slices)
+
+    def add(self, name: str, x: Any, y: Any, *, score: Score | None = None, drop: float | None = None) -> Reading:
+        """Watch a slice from now on, and measure it: that is what it can drop from. Returns the reading.
+
+        `y` are class labels (N,). With `score`, they are whatever that function of the outputs and `y` takes, which
+        returns one number, the larger the better (for regression, minus the error); `drop` is then in its units.
+        """
+        if name in self._slices:
+            raise UsageError(f"a slice '{name}' is watched already; choose another name, or remove it first.")
+        allowed = self.drop if drop is None else drop
+        _check_drop(allowed)
+        made = _Slice(x, y, _rows(name, x, y), score, allowed)
+        reading = self._measure(name, made)
+        self._slices[name] = made
+        self.history.append(reading)
+        return reading
+
+    def remove(self, name: str) -> None:
+        """Watch a slice no longer; its history stays."""
+        if name not in self._slices:
+            raise UsageError(f"no slice '{name}' is watched; there are: {', '.join(self._slices) or 'none'}.")
+        del self._slices[name]
+
+    def observe(self) -> list[Reading]:
+        """Count a step; every `every` steps, measure all slices and return their readings."""
+        self.steps += 1
+        return self._check() if self.steps % self.every == 0 else []
+
+    def check(self, step: int | None = None) -> list[Reading]:
+        """Measure all slices now and return their readings; `step` sets the count of steps for those who count."""
+        self.steps = self.steps if step is None else step
+        return self._check()
+
+    def latest(self) -> list[Reading]:
+        """The last reading of every slice that is watched."""
+        last = {reading.slice: reading for reading in self.history}
+        return [last[name] for name in self._slices]
+
+    def values(self) -> dict[str, float]:
+        """The last readings as named numbers, the way loggers take them."""
+        named = {}
+        for reading in self.latest():
+            named[f"{reading.slice}/score"] = reading.score
+            if reading.ece is not None:
+                named[f"{reading.slice}/ece"] = reading.ece
+        return named
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The history as plain rows, one per reading; numbers that are not finite are None, as JSON wants it."""
+        return [{name: _plain(value) for name, value in asdict(reading).items()} for reading in self.history]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The history and the count of steps as plain data, for a file or a checkpoint's `extra`."""
+        return {"steps": self.steps, "history": self.rows()}
+
+    def load_dict(self, values: Mapping[str, Any]) -> None:
+        """Continue the history that `to_dict` gave: bests, and which drops were told already. Add the slices first."""
+        try:
+            history = [_reading(row) for row in values["history"]]
+            steps = int(values["steps"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"this is not the history of a monitor: {error!r}. Give what to_dict returned.") from error
+        known = {reading.slice for reading in history}
+        # A slice that was added before loading, and that the history does not know, keeps the reading it has.
+        self.history = history + [reading for reading in self.latest() if reading.slice not in known]
+        self.steps = steps
+
+    def table(self) -> str:
+        """The last readings as a small table for people."""
+        rows = [["slice", "step", "score", "best", "drop", "ECE", ""]]
+        for reading in self.latest():
+            numbers = [f"{number:.2f}" for number in (reading.score, reading.best, reading.drop)]
+            ece = "" if reading.ece is None else f"{reading.ece:.2f}"
+            rows.append([reading.slice, str(reading.step), *numbers, ece, "dropped" if reading.dropped else ""])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            name, *cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append("  ".join([row[0].ljust(len(name)), *cells]).rstrip())
+        return "\n".join(lines)
+
+    def figure(self, title: str = "") -> Figure:
+        """The scores over steps, a line per slice; rings mark the readings that gave a warning."""
+        from holdfast.report.histories import draw_history
+
+        return draw_history(self.rows(), title=title)
+
+    def _check(self) -> list[Reading]:
+        before = {reading.slice: reading for reading in self.latest()}
+        readings = [self._measure(name, part, before[name]) for name, part in self._slices.items()]
+        self.history += readings
+        fresh = [reading for reading in readings if reading.dropped and not before[reading.slice].dropped]
+        # The history is complete before anyone is told: a callback may raise, and so may a warning.
+        for reading in fresh:
+            if self.on_drop is not None:
+                self.on_drop(reading)
+        for reading in fresh:
+            text = (
+                f"'{reading.slice}' is being forgotten: {reading.score:.2f} at step {reading.step}, "
+                f"{reading.drop:.2f} below its best of {reading.best:.2f}."
+            )
+            warnings.warn(text, ForgettingWarning, stacklevel=3)
+        return readings
+
+    def _measure(self, name: str, part: _Slice, before: Reading | None = None) -> Reading:
+        outputs = self._outputs(part)
+        if part.score is not None:
+            score, ece = float(part.score(outputs, _to(part.y, self._device()))), None
+        else:
+            score, ece = self._grade(name, outputs, part.y)
+        best = score if before is None or before.best != before.best else max(before.best, score)
+        # Written so that a score that is no number counts as a drop; what has dropped must climb half the way back.
+        slack = part.drop / 2 if before is not None and before.dropped else part.drop
+        dropped = before is not None and not best - score <= slack
+        return Reading(name, self.steps, score, best, ece, dropped)
+
+    @torch.no_grad()
+    def _outputs(self, part: _Slice) -> Any:
+        """What the model answers to the whole slice, on its device."""
+        device, answers = self._device(), []
+        with evaluating(self.model):
+            for start in range(0, part.size, self.batch_size):
+                rows = slice(start, start + self.batch_size)
+                x = nesting.tree_map(lambda tensor, rows=rows: tensor[rows].to(device), part.x)
+                answers.append(self.model(x if self.view is None else self.view(x)))
+        columns = zip(*(nesting.tree_leaves(answer) for answer in answers), strict=True)
+        return nesting.tree_unflatten([torch.cat(column) for column in columns], nesting.tree_structure(answers[0]))
+
+    def _grade(self, name: str, logits: Any, labels: Any) -> tuple[float, float]:
+        """Accuracy and expected calibration error in percent."""
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
+            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UsageError(
+                f"slice '{name}': accuracy needs logits (samples, classes) of two classes or more, but the model gives "
+                f"{found}. Give a score function for other outputs: add(..., score=...)."
+            )
+        labels = labels.to(logits.device)
+        finite = logits.isfinite().all(dim=1)
+        right = (logits.argmax(dim=1) == labels) & finite  # an answer that is no number is wrong
+        accuracy = 100 * float(right.double().mean())
+        return accuracy, calibration(logits, labels, self.bins).ece if bool(finite.all()) else math.nan
+
+    def _device(self) -> torch.device:
+        parameter = next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _check_drop(drop: float) -> None:
+    if not (math.isfinite(drop) and drop > 0):
+        raise UsageError(f"drop must be a finite number of points above 0, not {drop!r}.")
+
+
+def _rows(name: str, x: Any, y: Any) -> int:
+    """How many samples a slice has; raises unless every tensor of it has one row for each."""
+    leaves = nesting.tree_leaves((x, y))
+    if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+        found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
+        raise UsageError(
+            f"slice '{name}': x and y must be tensors with a row per sample, or made of such, not {found}."
+        )
+    sizes = sorted({len(leaf) for leaf in leaves})
+    if len(sizes) != 1 or sizes[0] == 0:
+        raise UsageError(f"slice '{name}': x and y must have as many rows as each other, one or more, not {sizes}.")
+    return sizes[0]
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return nesting.tree_map(lambda tensor: tensor.to(device), value)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that are not finite, which JSON does not have, as None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _reading(row: Mapping[str, Any]) -> Reading:
+    """The reading that `rows` described."""
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Reading)}
+    for name in ("score", "best"):
+        values[name] = math.nan if values[name] is None else values[name]
+    return Reading(**values)

@@ -1,0 +1,180 @@
+"""Replay as a scikit-learn estimator: scikit-learn's own checks, and what they do not ask."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import holdfast as hf
+from holdfast.estimators import ReplayClassifier
+
+KINDS = {
+    "consistency": {},
+    "replay": {"regularizer": None},
+    "alone": {"buffer_size": None},
+}
+
+
+@parametrize_with_checks([ReplayClassifier(epochs=10), ReplayClassifier(regularizer=None, epochs=10)])
+def test_scikit_learn_accepts_it(estimator, check):
+    # None of the checks is expected to fail. pytest shows those that need pandas or an array API as skipped.
+    check(estimator)
+
+
+def rows(count=60, classes=3, seed=0):
+    """Points around one centre per class, with names as labels."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, count)
+    return rng.normal(size=(count, 4)) + 4 * np.eye(4)[y], np.array(["ash", "beech", "cedar", "dogwood"])[y]
+
+
+def weights(estimator):
+    return [value.clone() for value in estimator.module_.state_dict().values()]
+
+
+def equal(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_it_is_the_learner_and_nothing_else(settings):
+    """The same steps done by hand with the same generators give the same bits."""
+    x, y = rows(40)
+    made = ReplayClassifier(batch_size=20, lr=0.01, random_state=5, **settings)
+    made.partial_fit(x, y, classes=["ash", "beech", "cedar"])
+
+    seed = int(np.random.RandomState(5).randint(np.iinfo(np.int32).max))
+    with hf.rng.seeded_globally(seed, "init"):
+        model = hf.MODELS["mlp"]((4,), 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if settings.get("buffer_size", 500) is None:
+        learner = hf.LEARNERS["sgd"](model, optimizer)
+    elif settings:
+        learner = hf.ExperienceReplay(model, optimizer, buffer_size=500, seed=seed)
+    else:
+        learner = hf.ConsistencyReplay(model, optimizer, buffer_size=500, regularizer="mse", beta=0.5, seed=seed)
+    order = torch.randperm(40, generator=hf.rng.generator(seed, "order"))
+    numbers = torch.tensor([["ash", "beech", "cedar"].index(label) for label in y])
+    for part in order.split(20):
+        learner.observe(torch.tensor(x, dtype=torch.float32)[part], numbers[part])
+    assert equal(weights(made), list(model.state_dict().values()))
+    assert made.learner_.buffer is None or made.learner_.buffer.stored == 40
+
+
+def test_labels_and_probabilities_go_together():
+    x, y = rows()
+    made = ReplayClassifier(random_state=0).fit(x, y)
+    assert made.classes_.tolist() == ["ash", "beech", "cedar"]
+    assert made.score(x, y) > 0.95
+    probabilities = made.predict_proba(x)
+    assert np.allclose(probabilities.sum(axis=1), 1, atol=1e-6)
+    assert (made.classes_[probabilities.argmax(axis=1)] == made.predict(x)).all()
+    with torch.no_grad():
+        by_hand = torch.softmax(made.module_(torch.tensor(x, dtype=torch.float32)), dim=1)
+    assert np.allclose(probabilities, by_hand, atol=1e-6)
+
+
+def test_one_random_state_gives_one_result():
+    x, y = rows()
+    first, second, other = (ReplayClassifier(random_state=seed, epochs=2).fit(x, y) for seed in (1, 1, 2))
+    assert equal(weights(first), weights(second))
+    assert not equal(weights(first), weights(other))
+    before = torch.get_rng_state()
+    ReplayClassifier(random_state=1, epochs=1).fit(x, y)
+    assert torch.equal(before, torch.get_rng_state())  # the caller's own randomness is left alone
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_a_pickled_estimator_learns_on_as_if_it_had_not_been(settings):
+    x, y = rows(70)
+    made = ReplayClassifier(random_state=3, batch_size=16, **settings).partial_fit(x, y, classes=np.unique(y))
+    copied = pickle.loads(pickle.dumps(made))
+    for one in (made, copied):
+        one.partial_fit(x[::-1], y[::-1])
+    assert equal(weights(made), weights(copied))
+    assert (made.predict_proba(x) == copied.predict_proba(x)).all()
+
+
+def test_fit_is_followed_by_the_stream():
+    x, y = rows(80)
+    made = ReplayClassifier(random_state=0, epochs=3).fit(x[:40], y[:40])
+    assert made.partial_fit(x[40:], y[40:]) is made
+    assert made.learner_.buffer.offered == 3 * 40 + 40
+    assert made.fit(x[:10], y[:10]).learner_.buffer.offered == 30  # fit starts anew
+
+
+def test_settings_travel_through_clone_grid_and_pipeline():
+    x, y = rows()
+    settings = {"buffer_size": 7, "regularizer": "linf", "beta": 0.25, "optimizer": torch.optim.SGD}
+    copied = clone(ReplayClassifier(**settings))
+    assert {name: copied.get_params()[name] for name in settings} == settings
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), ReplayClassifier(epochs=3, random_state=0)),
+        {"replayclassifier__lr": [1e-6, 0.01]},
+        cv=2,
+    ).fit(x, y)
+    assert search.best_params_ == {"replayclassifier__lr": 0.01}
+    assert search.score(x, y) > 0.9
+
+
+def test_a_network_of_ones_own_sees_the_shape_of_the_samples():
+    def network(shape, classes):
+        assert shape == (1, 6, 6)
+        layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, classes)]
+        return nn.Sequential(*layers)
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 33)  # one more than two minibatches of 16: BatchNorm cannot learn from one sample
+    x = rng.normal(size=(33, 1, 6, 6)) + y[:, None, None, None]
+    made = ReplayClassifier(network, batch_size=16, random_state=0).fit(x, y)
+    assert made.score(x, y) > 0.9
+    before = made.predict_proba(x)
+    assert (made.predict_proba(x) == before).all()  # asking does not move the running statistics
+    assert made.module_.training
+
+
+def test_labels_that_were_not_announced_are_refused_before_anything_is_learned():
+    x, y = rows()
+    made = ReplayClassifier()
+    with pytest.raises(hf.UsageError, match="classes must be given on the first call"):
+        made.partial_fit(x, y)
+    with pytest.raises(hf.UsageError, match=r"not among the classes \['ash', 'beech'\]: \['cedar'\]"):
+        made.partial_fit(x, y, classes=["ash", "beech"])
+    assert not hasattr(made, "learner_")
+    made.partial_fit(x, y, classes=["ash", "beech", "cedar"])
+    with pytest.raises(hf.UsageError, match="not those of the first call"):
+        made.partial_fit(x, y, classes=["ash", "beech", "cedar", "dogwood"])
+    before = weights(made)
+    with pytest.raises(hf.UsageError, match="dogwood"):
+        made.partial_fit(*rows(classes=4))
+    assert equal(before, weights(made))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"model": "mlpp"}, "did you mean 'mlp'"),
+        ({"regularizer": "msee"}, "did you mean 'mse'"),
+        ({"buffer_size": 0}, "buffer size must be at least 1"),
+    ],
+)
+def test_settings_are_checked_when_used(settings, says):
+    with pytest.raises(hf.UsageError, match=says):
+        ReplayClassifier(**settings).fit(*rows())
+
+
+def test_without_scikit_learn_the_message_names_the_extra():
+    code = "import sys; sys.modules['sklearn'] = None; import holdfast.estimators"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'holdfast[sklearn]'" in answer.stderr.splitlines()[-1]
