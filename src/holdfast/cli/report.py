@@ -54,7 +54,10 @@ def report_command(
             analyses = (count := report.runs_with_logits(results)) <= ANALYZED
             if not analyses and format_ == "html":
                 errors.print(f"calibration and recency of {count} runs left out; --analyses adds them", highlight=False)
-        path = report.write_report(results, out or Path("report.html"), format_, experiment, analyses=analyses)
+        kept = report.gather_analyses(folders, results)
+        path = report.write_report(
+            results, out or Path("report.html"), format_, experiment, analyses=analyses, kept=kept
+        )
         errors.print(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)", highlight=False)
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)

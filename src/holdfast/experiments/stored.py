@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from holdfast import results
+from holdfast.analysis.kept import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.results import RunResult
@@ -22,7 +23,7 @@ __all__ = ["MEASURES_FILE", "Results", "Skipped", "Stored", "load_results"]
 MEASURES_FILE = "measures.json"
 """Beside a result.json: numbers of analyses that take long, by name of the measure."""
 
-OWN_FILES = (MEASURES_FILE, results.LOGITS, results.WEIGHTS)
+OWN_FILES = (MEASURES_FILE, ANALYSIS, results.LOGITS, results.WEIGHTS)
 OWN_FOLDERS = ("failed",)
 NOT_OURS_TO_READ = (".html", ".md", ".csv", ".tex", ".svg", ".png")
 """Reports may be written beside the results they show."""

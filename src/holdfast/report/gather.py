@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.errors import UsageError
+from holdfast.analysis.kept import ANALYSIS, read_findings
+from holdfast.analysis.runs import Findings
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments.stored import Results, Skipped, load_results
 from holdfast.results import RunResult
 
-__all__ = ["gather"]
+__all__ = ["gather", "gather_analyses"]
 
 
 def gather(folders: Sequence[Path]) -> Results:
@@ -22,6 +24,17 @@ def gather(folders: Sequence[Path]) -> Results:
         if not _is_sound(stored.result):
             del found.by_fingerprint[fingerprint]
             found.skipped.append(Skipped(stored.path, "damaged: its accuracy matrix is not a table of percentages"))
+    return found
+
+
+def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]:
+    """What `holdfast analyze` wrote below the folders; damaged files join those that `results` skipped."""
+    found: list[Findings] = []
+    for path in sorted(path for folder in folders for path in folder.rglob(ANALYSIS)):
+        try:
+            found += read_findings(path)
+        except HoldfastError as error:
+            results.skipped.append(Skipped(path, str(error)))
     return found
 
 

@@ -203,19 +203,32 @@ def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery:
 
 def _analysis_sections(analyses: Sequence[Findings], gallery: _Gallery) -> list[Section]:
     """What the logits say beyond accuracy, a section per comparison."""
+    names = unique_names([found.title for found in analyses])
     return [
         Section(
-            id=f"analyses-{slug(found.title)}",
-            name=f"Analyses: {found.title}",
-            title=f"Can it be trusted? {found.title}",
-            about="Calibration, recency and transfer, from the logits kept beside the results.",
+            id=f"analyses-{slug(name)}",
+            name=f"Analyses: {name}",
+            title=f"Can it be trusted? {name}",
+            about=_about(found),
             blocks=[],
             numbers=None,
             figures=gallery.hang(analysis_charts(found)),
             notes=tuple(f"{'✓' if claim.holds else '✗'} {claim.text}: {claim.detail}" for claim in found.claims),
         )
-        for found in analyses
+        for name, found in zip(names, analyses, strict=True)
     ]
+
+
+def _about(found: Findings) -> str:
+    seeds = sorted({len(summary.seeds) for summary in found.summaries})
+    count = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' * (seeds[0] != 1)}"
+    robust = ", robustness to corrupted images" if any(summary.robustness for summary in found.summaries) else ""
+    return f"Calibration, recency and transfer{robust}, of the final models; {count} a method."
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, numbered where one comes again."""
+    return [f"{name} ({n})" if (n := names[: at + 1].count(name)) > 1 else name for at, name in enumerate(names)]
 
 
 def _absent(table: Table) -> str:

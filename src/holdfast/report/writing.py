@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from holdfast.analysis.runs import Findings, analyze_run
@@ -26,20 +26,28 @@ FORMATS = ("html", "markdown", "latex", "csv")
 
 
 def render_report(
-    results: Results, format: str = "html", experiment: str | None = None, *, analyses: bool = False
+    results: Results,
+    format: str = "html",
+    experiment: str | None = None,
+    *,
+    analyses: bool = False,
+    kept: Sequence[Findings] = (),
 ) -> str:
     """The report as text: of every experiment that has results, or of one.
 
     Tables of runs that belong to no experiment are part of the HTML page; as CSV, every run is a row of its own when
     no experiment has results. `analyses` adds calibration, recency and transfer to the page, from the logits kept with
-    the results; that takes about a second for every ten runs.
+    the results; that takes about a second for every ten runs. `kept` are analyses made before, which the page shows as
+    well.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, list(FORMATS))
     results, tables = _assess(results, [EXPERIMENTS[experiment]] if experiment else EXPERIMENTS.values())
     if format == "html":
         results, found = _analyze(results) if analyses else (results, [])
-        return html_page(results, tables, found, title=f"Holdfast: {experiment}" if experiment else "Holdfast report")
+        return html_page(
+            results, tables, [*found, *kept], title=f"Holdfast: {experiment}" if experiment else "Holdfast report"
+        )
     filled = [table for table in tables if experiment or table.count("missing") < len(table.verdicts)]
     if format == "csv":
         return cell_numbers(filled).csv() if filled else run_numbers(stored.result for stored in results).csv()
@@ -56,9 +64,10 @@ def write_report(
     experiment: str | None = None,
     *,
     analyses: bool = False,
+    kept: Sequence[Findings] = (),
 ) -> Path:
     """Write the report to `path`, whole or not at all; returns the path."""
-    text = render_report(results, format, experiment, analyses=analyses)
+    text = render_report(results, format, experiment, analyses=analyses, kept=kept)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
