@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check format slow friends readme report clean
+.PHONY: demo test check format slow friends docs pictures lock readme report clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
@@ -35,8 +35,21 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Holdfast needs Python 3.11 or newer.')"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[download,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[download,dev,docs]'
 	touch $(READY)
+
+# The site, in site/; strict: a broken link or a name that is not there is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(READY)
+	$(BIN)/python docs/make_pictures.py
+
+# The hashes of everything in constraints.txt.
+lock:
+	test -x build/lock/bin/python || $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	build/lock/bin/python scripts/lock.py
 
 # The README's table, and the report page, from the result files.
 readme: $(READY)
@@ -46,4 +59,4 @@ report: $(READY)
 	$(BIN)/holdfast report results --out docs/report.html
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -24,7 +24,7 @@ from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
 
-__all__ = ["RunResult", "check_writable", "environment", "find", "read", "save"]
+__all__ = ["RunResult", "check_writable", "environment", "find", "parse_json", "read", "save"]
 
 RESULT, LOGITS, WEIGHTS = "result.json", "logits.safetensors", "weights.safetensors"
 
@@ -102,13 +102,17 @@ class RunResult:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunResult:
         """The result that `to_json` described; its tensors are left out."""
+        matrix, task_matrix = (_table(values[name], name) for name in ("accuracy_matrix", "task_il_matrix"))
+        untrained = _table([values["untrained"]], "untrained")[0]
+        if task_matrix.shape != matrix.shape or untrained.shape != matrix.shape[1:]:
+            raise ValueError("its matrices are not of one shape")
         return cls(
-            config=RunConfig.from_dict(values["config"]),
-            matrix=_tensor(values["accuracy_matrix"]),
-            task_matrix=_tensor(values["task_il_matrix"]),
-            untrained=_tensor(values["untrained"]),
-            seconds=float(values["seconds"]),
-            timing=dict(values["timing"]),
+            config=_config(values["config"]),
+            matrix=matrix,
+            task_matrix=task_matrix,
+            untrained=untrained,
+            seconds=float(_number(values["seconds"], "seconds")),
+            timing={name: _number(value, name) for name, value in dict(values["timing"]).items()},
             environment=dict(values["environment"]),
         )
 
@@ -120,8 +124,36 @@ def _plain(value: Any) -> Any:
     return None if math.isnan(value) else value
 
 
-def _tensor(values: list[Any]) -> Tensor:
-    return torch.from_numpy(numpy.array(values, dtype=numpy.float64))
+def _table(values: Any, name: str) -> Tensor:
+    """Rows of numbers as float64; None, which stands for NaN in JSON, as NaN again."""
+    if not isinstance(values, list) or not values or not all(isinstance(row, list) and row for row in values):
+        raise ValueError(f"{name} is no table")
+    rows = [[math.nan if value is None else _number(value, name) for value in row] for row in values]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _number(value: Any, name: str) -> Any:
+    """The number itself; a text that looks like one, or one too large to calculate with, is refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is no number: {value!r}")
+    float(value)
+    return value
+
+
+def _config(values: Any) -> RunConfig:
+    config = RunConfig.from_dict(values)
+    for name in ("benchmark", "method", "model"):
+        if not isinstance(getattr(config, name), str):
+            raise ValueError(f"{name} is no text")
+    return config
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What the text describes; a ValueError for whatever else it may be."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def save(result: RunResult, out: Path) -> Path:
@@ -184,11 +216,11 @@ def _replace_folder(source: Path, target: Path) -> None:
 def read(folder: Path, *, tensors: bool = False) -> RunResult:
     """The result in `folder`; with `tensors`, its logits and weights as well."""
     try:
-        values = json.loads((folder / RESULT).read_text("utf-8"))
+        values = parse_json((folder / RESULT).read_text("utf-8"))
         result = RunResult.from_json(values)
     except FileNotFoundError:
         raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise HoldfastError(f"{folder / RESULT} is not a readable result: {error}.") from error
     if tensors:
         for name, store in ((LOGITS, result.logits), (WEIGHTS, result.weights)):
@@ -203,7 +235,12 @@ def read(folder: Path, *, tensors: bool = False) -> RunResult:
 def find(out: Path, config: RunConfig) -> RunResult | None:
     """The result of `config` under `out`, or None. The fingerprint decides, never a name."""
     folder = out / config.fingerprint
-    return read(folder) if (folder / RESULT).exists() else None
+    if not (folder / RESULT).exists():
+        return None
+    found = read(folder)
+    if found.config != config:
+        raise HoldfastError(f"{folder / RESULT} was altered: it is the result of another run. Move it away.")
+    return found
 
 
 def environment(device: torch.device) -> dict[str, Any]:

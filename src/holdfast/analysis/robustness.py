@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
+from holdfast.data.files import map_array
 from holdfast.errors import DataError, UsageError
 
 __all__ = ["PublishedCorruptions", "Robustness", "robustness", "robustness_of"]
@@ -229,10 +230,7 @@ class PublishedCorruptions:
         file = self.folder / f"{name}.npy"
         if not file.is_file():
             raise DataError(f"{file} is missing; the published CIFAR-10-C folder has one .npy file per corruption.")
-        try:
-            stored = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{file} cannot be read as a NumPy array ({error}); fetch it again.") from error
+        stored = map_array(file)
         if stored.shape != shape or not np.issubdtype(stored.dtype, np.integer):
             raise DataError(f"{file} holds {stored.dtype} {stored.shape}, expected integers {shape}; fetch it again.")
-        return stored  # type: ignore[no-any-return]
+        return stored

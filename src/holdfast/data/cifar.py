@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import tarfile
 import zlib
@@ -22,21 +23,46 @@ from holdfast.errors import DataError
 __all__ = ["Cifar", "unpickle"]
 
 
-def _dtype(code: bytes | str, align: object, copy: object) -> np.dtype[Any]:
-    """numpy.dtype as the files call it: they pass the flags as integers, which numpy has deprecated."""
-    return np.dtype(code if isinstance(code, str) else code.decode("ascii"), copy=True)
+LARGEST = 1 << 30
+"""Bytes into an archive at which the last file must have ended; the larger of the published ones needs 190 million."""
 
 
-# All that the published files refer to. They were written by an old numpy; the function that rebuilds an array has
-# moved since, so that we ask an array for it.
+class _Code:
+    """Stands in for numpy.dtype: the files say of their arrays that they are of bytes."""
+
+    def __init__(self, code: object, *flags: object) -> None:
+        self.is_bytes = code in (b"u1", "u1")
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and alignment, which bytes do not have."""
+
+
+class _Array:
+    """Stands in for numpy.ndarray: nothing of NumPy is within a file's reach, only its bytes are taken over.
+
+    The real class would build an array of any size, or of objects at addresses that the file names.
+    """
+
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+
+    def __setstate__(self, state: tuple[object, tuple[int, ...], _Code, object, bytes]) -> None:
+        _, shape, code, by_column, content = state
+        if not code.is_bytes or by_column or math.prod(shape) != len(content):
+            raise DataError("its arrays are not rows of bytes")
+        # A copy, because torch wants memory it may write to.
+        self.array = np.frombuffer(content, np.uint8).reshape(shape).copy()
+
+
+# All that the published files refer to, under the names that an old numpy had for it.
 _ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _dtype,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Code,
 }
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+# Python's own unpickler rather than the one in C, which makes room for as many values as a file says it will remember.
+class _ArrayUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise DataError(f"it refers to {module}.{name}, which no CIFAR file does")
@@ -44,14 +70,14 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def unpickle(content: bytes, path: Path) -> dict[bytes, Any]:
-    """What a CIFAR file holds. Nothing but plain values and numpy arrays is ever built; `path` names it in errors."""
+    """What a CIFAR file holds. Only plain values and arrays of bytes are ever built; `path` names it in errors."""
     try:
         loaded = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a broken pickle may raise anything
         raise DataError(f"{path} is not a CIFAR file: {error}. It was not loaded.") from None
     if not isinstance(loaded, dict):
         raise DataError(f"{path} is not a CIFAR file: it holds no dictionary.")
-    return loaded
+    return {key: getattr(value, "array", None) if isinstance(value, _Array) else value for key, value in loaded.items()}
 
 
 @dataclass(frozen=True)
@@ -127,11 +153,13 @@ class Cifar:
             # Members are read, never extracted: no path inside the archive is ever written to.
             with tarfile.open(path, "r:gz") as tar:
                 for member in tar:
+                    if member.offset_data + member.size > LARGEST:
+                        raise tarfile.ReadError(f"{member.name} claims to be of {member.size} bytes")
                     stream = tar.extractfile(member) if member.name in wanted and member.isreg() else None
                     if stream is not None:
                         name = wanted[member.name]
                         files[name] = checked(stream.read(), self.checksums[name], path / member.name)
-        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
             raise DataError(f"{path} is damaged ({error}). Delete it. {self.archive.by_hand(path.parent)}") from None
         gone = sorted(self.checksums.keys() - files.keys())
         if gone:
@@ -143,15 +171,20 @@ class Cifar:
         names = unpickle(files[name], path / name).get(self.names_key)
         if not isinstance(names, list) or not names or not all(isinstance(entry, bytes) for entry in names):
             raise DataError(f"{path / name} does not hold the names of the classes.")
-        return tuple(entry.decode() for entry in names)
+        return tuple(entry.decode("utf-8", "replace") for entry in names)
 
     def _batch(self, batch: dict[bytes, Any], path: Path, classes: int) -> ImageSet:
         images, labels = batch.get(b"data"), batch.get(self.label_key)
-        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
+        if not isinstance(images, np.ndarray) or images.shape[1:] != (3072,):
             raise DataError(f"{path} holds no rows of 3 x 32 x 32 bytes.")
-        if not isinstance(labels, list) or len(labels) != len(images) or not set(labels) <= set(range(classes)):
+        known = range(classes)
+        if not isinstance(labels, list) or len(labels) != len(images) or not all(_is_label(y, known) for y in labels):
             raise DataError(f"{path} does not hold one label from 0 to {classes - 1} for each image.")
         return ImageSet(torch.from_numpy(images).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
+
+
+def _is_label(value: object, known: range) -> bool:
+    return isinstance(value, int) and value in known
 
 
 def _join(batches: list[ImageSet]) -> ImageSet:

@@ -14,7 +14,7 @@ import numpy as np
 
 from holdfast.data.catalogue import DATASETS, Dataset, Progress, Status
 from holdfast.data.download import archive_status, fetch_archive
-from holdfast.data.files import Archive
+from holdfast.data.files import Archive, map_array
 from holdfast.errors import DataError
 
 __all__ = ["FOLDER", "Cifar10C"]
@@ -94,7 +94,7 @@ class Cifar10C:
                 self._refuse(archive, f"it does not contain {', '.join(sorted(missing))}")
             scratch.chmod(0o755)
             scratch.rename(root / FOLDER)
-        except (tarfile.TarError, EOFError) as error:
+        except (tarfile.TarError, EOFError, ValueError) as error:
             self._refuse(archive, str(error))
         except OSError as error:
             raise DataError(f"{archive} could not be unpacked in {root}: {error.strerror or error}.") from None
@@ -109,8 +109,8 @@ class Cifar10C:
 def _holds(file: Path, shape: Iterable[int]) -> bool:
     """Whether the file is a plain array of integers of that shape; its numbers are not read."""
     try:
-        stored = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        stored = map_array(file)
+    except DataError:
         return False
     return stored.shape == tuple(shape) and np.issubdtype(stored.dtype, np.integer)
 

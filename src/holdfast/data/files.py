@@ -8,10 +8,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.errors import DataError
 
-__all__ = ["Archive", "checked", "data_root", "matches"]
+__all__ = ["Archive", "checked", "data_root", "map_array", "matches"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,14 @@ def checked(content: bytes, checksum: str, path: Path) -> bytes:
             f"{path} is damaged or altered: its checksum is not {checksum}. Delete it and put the published file there."
         )
     return content
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array in a .npy file, read-only and not yet read: only what is looked at comes into memory.
+
+    Whatever the file announces, no more than it holds is mapped, and nothing in it is executed.
+    """
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a broken header may raise anything
+        raise DataError(f"{path} cannot be read as a NumPy array ({error}). Fetch it again.") from None

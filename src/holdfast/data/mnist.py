@@ -34,8 +34,9 @@ def parse_idx(content: bytes, rank: int, path: Path) -> Tensor:
     if content[:4] != bytes([0, 0, 8, rank]) or len(content) < header:
         raise DataError(f"{path} is not an IDX file of bytes in {rank} dimensions.")
     shape = struct.unpack(f">{rank}I", content[4:header])
-    if len(content) - header != math.prod(shape):
-        raise DataError(f"{path} announces {math.prod(shape)} values and holds {len(content) - header}.")
+    if len(content) - header != math.prod(shape) or 0 in shape:
+        announced = " x ".join(map(str, shape))
+        raise DataError(f"{path} announces {announced} values and holds {len(content) - header}.")
     # A copy, because torch wants memory it may write to.
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy())
 

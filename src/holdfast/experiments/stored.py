@@ -58,8 +58,8 @@ class Stored:
         if self.path.name != results.RESULT or not beside.exists():
             return dict(self.kept)
         try:
-            return {**self.kept, **_numbers(json.loads(beside.read_text("utf-8")))}
-        except (OSError, ValueError) as error:
+            return {**self.kept, **_numbers(results.parse_json(beside.read_text("utf-8")))}
+        except (OSError, ValueError, TypeError, OverflowError) as error:
             raise HoldfastError(f"{beside} is not readable: {error}. Remove it to have it computed again.") from error
 
     def add_measures(self, measures: dict[str, float]) -> None:
@@ -142,7 +142,7 @@ def _files(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _read(path: Path) -> Stored:
     try:
-        values = json.loads(path.read_bytes())
+        values = results.parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise HoldfastError(f"damaged: {error}") from None
     if not isinstance(values, dict) or "config" not in values or "accuracy_matrix" not in values:
@@ -151,7 +151,7 @@ def _read(path: Path) -> Stored:
         raise HoldfastError(f"of protocol {values.get('protocol')}; this version computes protocol {PROTOCOL}")
     try:
         stored = Stored(RunResult.from_json(values), path, _numbers(values.get("measures", {})))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise HoldfastError(f"damaged: {type(error).__name__}: {error}") from None
     if values.get("fingerprint") != stored.config.fingerprint:
         raise HoldfastError("its settings do not belong to its fingerprint; it was edited or is of another version")

@@ -161,6 +161,6 @@ def _record_failure(out: Path, event: Event) -> None:
 
 def _recorded_error(out: Path, config: RunConfig) -> str:
     try:
-        return str(json.loads(_failure(out, config).read_text("utf-8"))["error"])
+        return str(results.parse_json(_failure(out, config).read_text("utf-8"))["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return "failed in another sweep"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.config import RunConfig
 from holdfast.locks import held
+from holdfast.results import parse_json
 
 __all__ = ["Claims"]
 
@@ -87,11 +88,11 @@ def _is_abandoned(path: Path) -> bool:
     """Whether the process behind a claim is gone; on another host, whether it has been silent for long."""
     try:
         age = time.time() - path.stat().st_mtime
-        claim = json.loads(path.read_text("utf-8"))
+        claim = parse_json(path.read_text("utf-8"))
         pid, host, started = int(claim["pid"]), claim["host"], claim["started"]
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return age > WRITING  # Killed between creating the file and writing to it; younger, it may be about to.
     if host != socket.gethostname():
         return age > SILENCE
@@ -101,7 +102,7 @@ def _is_abandoned(path: Path) -> bool:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no system numbers its processes that high
         return False
     except OSError:
         return True  # It is somebody else's.
@@ -112,6 +113,6 @@ def _started(pid: int) -> str | None:
     """When a process began, in ticks since the start of the machine: numbers of dead processes are used again."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-    except OSError:
-        return None  # Not every system tells; the number of the process then has to do.
+    except (OSError, ValueError):
+        return None  # Not every system tells, or legibly; the number of the process then has to do.
     return None if status[0] in "ZX" else status[19]

@@ -1,0 +1,81 @@
+"""The examples run as they are and show what they promise."""
+
+import ast
+import contextlib
+import io
+import re
+import runpy
+import sys
+
+import pytest
+import torch
+
+import holdfast as hf
+
+from .blocks import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs an example in this process, as `python examples/NAME.py` would; gives what it printed."""
+    before = dict(hf.REGULARIZERS._entries)
+    threads = torch.get_num_threads()
+
+    def go(name):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py"])  # what pytest was given is not for the example
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+            runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+        return printed.getvalue()
+
+    with torch.random.fork_rng():
+        yield go
+    torch.set_num_threads(threads)
+    hf.REGULARIZERS._entries.clear()
+    hf.REGULARIZERS._entries.update(before)
+
+
+def numbers(text):
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+def test_own_stream(run):
+    _, plain, ours = run("own_stream").splitlines()
+    assert min(numbers(plain)) < 70 < 90 < min(numbers(ours))
+
+
+def test_add_a_regularizer(run):
+    nothing, er, _, centred = (numbers(line) for line in run("add_a_regularizer").splitlines())
+    assert nothing == [0.0]
+    assert centred[0] > er[0]
+    assert centred[1] < er[1]
+
+
+def test_resume(run):
+    printed = run("resume")
+    assert "begins at step 120" in printed
+    assert printed.strip().endswith("equal")
+
+
+def test_analyse_your_model(run):
+    printed = run("analyse_your_model")
+    alone, consistent = printed.split("with consistency")
+    assert numbers(alone)[0] < numbers(consistent)[0]
+    assert printed.count("calibration error") == printed.count("belief by task") == 2
+
+
+def test_no_boundaries(run):
+    *_, forgets, replay, consistent = (numbers(line) for line in run("no_boundaries").splitlines())
+    assert sum(forgets) < sum(replay) < sum(consistent)
+
+
+def test_every_example_is_tested_and_shown():
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    page = (ROOT / "docs" / "examples.md").read_text("utf-8")
+    for path in EXAMPLES:
+        if path.stem == "distributed":
+            continue  # it needs several processes, and has tests of its own
+        assert path.stem in tested, path.name
+        assert f'--8<-- "examples/{path.name}"' in page
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path.name

@@ -1,0 +1,100 @@
+"""The pictures of the concept pages: drawn from the numbers beside them, which the library computed."""
+
+import runpy
+import sys
+
+import pytest
+
+from .blocks import ROOT
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import make_pictures
+    finally:
+        sys.path.pop(0)
+    return make_pictures
+
+
+def names():
+    return sorted(path.stem for path in (ROOT / "docs" / "pictures").glob("*.json"))
+
+
+def test_every_picture_is_there_and_used(script):
+    assert sorted(script.PICTURES) == names() == sorted(p.stem for p in script.FOLDER.glob("*.svg"))
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs" / "concepts").glob("*.md"))
+    for name in names():
+        assert f"](../pictures/{name}.svg)" in pages
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_picture_is_what_its_numbers_give(script, name):
+    assert script.render(name, script.kept(name)) == (script.FOLDER / f"{name}.svg").read_bytes(), "run `make pictures`"
+
+
+def test_the_reservoir_is_computed_anew(script):
+    """Nothing in it depends on the machine, so that the kept numbers must come out exactly."""
+    assert script.compute_reservoir() == script.kept("reservoir")
+    for seen, held in zip(script.kept("reservoir")["seen"], script.kept("reservoir")["held"], strict=True):
+        assert sum(held) == min(seen, 200)
+
+
+def test_consistency_in_small(script):
+    numbers = script.compute_consistency(limit=320)
+    assert len(numbers["image"]) == len(numbers["image"][0]) == 28
+    assert numbers["label"] in (0, 1)
+    assert numbers["drift"]["linf"][-1] < numbers["drift"]["er"][-1]
+    script.render("consistency", numbers)
+
+
+def test_batchnorm_in_small(script):
+    numbers = script.compute_batchnorm(limit=320, seeds=1)
+    assert numbers["runs"]["apart"] != numbers["runs"]["together"], "the two ways must be two"
+    assert all(20 < value <= 100 for runs in numbers["runs"].values() for value in runs[0])
+    script.render("batchnorm", numbers)
+
+
+def test_runs_in_small(script):
+    numbers = script.compute_runs(("sgd", "er", "linf"), train_limit=640)
+    assert numbers["sgd"]["accuracy"] < numbers["er"]["accuracy"]
+    assert sum(numbers["er"]["count"]) == 10_000
+    assert sum(numbers["er"]["tasks"]) == pytest.approx(1)
+    script.render("matrices", numbers)
+    script.render("trust", numbers)
+
+
+def test_what_the_pages_say_of_the_pictures_is_so(script):
+    """The sentences that would have to change with the numbers."""
+    drift = script.kept("consistency")["drift"]
+    assert max(drift["linf"]) < 2.5 < drift["er"][-1]
+    final = script.kept("batchnorm")["final"]
+    assert final["together"] > final["apart"]
+    runs = script.kept("trust")
+    assert runs["er"]["ece"] > runs["linf"]["ece"]
+    assert runs["er"]["tasks"][-1] > runs["linf"]["tasks"][-1] > 0.2
+    assert runs["linf"]["accuracy"] > runs["er"]["accuracy"] > runs["sgd"]["accuracy"]
+    assert all(abs(share - 40) <= 6 for share in script.kept("reservoir")["held"][-1])
+
+
+@pytest.mark.slow
+def test_the_numbers_come_out_again(script):
+    """On the same machine to the last digit; here, as closely as machines agree."""
+    import json
+
+    for name, (compute, _) in script.PICTURES.items():
+        found, kept = json.loads(json.dumps(compute())), script.kept(name)
+        assert json.dumps(_rounded(found)) == json.dumps(_rounded(kept)), name
+
+
+def _rounded(value):
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 1) if isinstance(value, float) else value
+
+
+def test_update_readme_is_where_make_expects_it():
+    assert "with_results" in runpy.run_path(str(ROOT / "docs" / "update_readme.py"))

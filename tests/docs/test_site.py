@@ -1,0 +1,131 @@
+"""The site: it builds without a warning, says everything, and loads nothing from elsewhere."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import holdfast
+from holdfast import analysis
+
+from .blocks import ROOT, command_options
+
+HOOKS = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page loads by itself, where it links to, its anchors, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loads, self.links, self.anchors, self.words = [], [], set(), []
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.anchors.add(values.get("id"))
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        elif tag == "link" and values.get("rel") not in ("canonical", "next", "prev"):
+            self.loads.append(values["href"])
+        for name in ("src", "srcset", "poster", "data"):
+            if values.get(name):
+                self.loads.append(values[name])
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    """No fonts, scripts, pictures or styles of other sites: reading it offline works, and nobody is told."""
+    assert len(pages) > 20
+    for path, page in pages.items():
+        for address in page.loads:
+            assert not re.match(r"(?:[a-z]+:)?//", address), f"{path.name} loads {address}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", style.read_text("utf-8")), style
+    assert not list(site.rglob("*.py")), "scripts are no part of the site"
+
+
+def test_scripts_fetch_nothing_from_elsewhere(site):
+    """Material's script knows addresses for what is not used here: diagrams, and the stars of a repository."""
+    unused = ("mermaid", "iframe-worker", "resize-observer-polyfill")  # the last is for browsers from before 2020
+    known = (*(f"https://unpkg.com/{name}" for name in unused), "https://api.github.com/", "https://${e}/api/v4")
+    for script in site.rglob("*.js"):
+        for address in re.findall(r"""["'`](https?://[^"'`\s]+)""", script.read_text("utf-8")):
+            assert address.startswith(known) or "w3.org" in address, f"{script.name}: {address}"
+    for path in site.rglob("*.html"):
+        assert 'class="mermaid"' not in path.read_text("utf-8")
+
+
+def test_every_link_inside_leads_somewhere(site, pages):
+    for path, page in pages.items():
+        for address in page.links:
+            target, _, anchor = unquote(address).partition("#")
+            if re.match(r"[a-z]+:", target) or path.name == "404.html":
+                continue
+            there = (path.parent / target).resolve() if target else path
+            assert there.exists(), f"{path.name} links to {address}"
+            if anchor and there in pages:
+                assert anchor in pages[there].anchors, f"{path.name} links to {address}"
+
+
+def text_of(pages, name):
+    return next("".join(page.words) for path, page in pages.items() if path.name == name)
+
+
+def test_the_reference_has_everything_public(pages):
+    shown = " ".join(text_of(pages, name) for name in ("learning.html", "laboratory.html", "analysis.html"))
+    constants = {"BENCHMARK_CORRUPTIONS", "CATEGORIES", "CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "analysis"}
+    for name in {*holdfast.__all__, *analysis.__all__} - constants:
+        assert re.search(rf"\b{name}\b", shown), name
+
+
+def test_the_command_line_has_every_command_and_option(pages):
+    shown = text_of(pages, "cli.html")
+    for command, options in command_options().items():
+        part = shown.partition(f"holdfast {command}¶")[2].partition("¶")[0]
+        assert part, command
+        for option in options:
+            assert not option.startswith("--") or option in part, f"{command} {option}"
+
+
+def test_numbers_come_from_the_files_behind_the_pictures(pages):
+    assert "{{" not in text_of(pages, "trust.html") + text_of(pages, "batchnorm.html")
+    assert HOOKS["number"]("trust.er.ece") in text_of(pages, "trust.html")
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[a](../results/x)", "a"),
+        ("[a](bench-cpu.json)", "[a](bench-cpu.json)"),
+        ("[a](https://example.org)", "[a](https://example.org)"),
+        ("[a](#there)", "[a](#there)"),
+        ("![a](../other.png)", "![a](../other.png)"),
+    ],
+)
+def test_links_out_of_the_site_become_text(written, shown):
+    assert HOOKS["without_links_outside"](written, ROOT / "docs" / "page.md") == shown
