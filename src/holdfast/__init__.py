@@ -16,6 +16,7 @@ from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Lea
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
+from holdfast.sharded import ShardedReservoir
 from holdfast.training import run
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Reservoir",
     "RunConfig",
     "RunResult",
+    "ShardedReservoir",
     "TrainingError",
     "UsageError",
     "analysis",

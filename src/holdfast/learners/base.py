@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View
@@ -18,9 +20,12 @@ from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.descent import BfloatTwin, Optimizer
+from holdfast.ranks import Ranks
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
+from holdfast.rng import generator as seeded_generator
 from holdfast.rng import restore
+from holdfast.sharded import ShardedReservoir
 
 __all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names", "widen"]
 
@@ -76,6 +81,10 @@ class Learner:
 
     Nothing in a step waits for the device: no branch on a tensor's value, no `.item()`. That is what lets the same
     code be captured in a CUDA graph.
+
+    A model in DistributedDataParallel makes this one learner of all ranks: each observes minibatches of its own, and
+    together they have one buffer. Every rank calls the same methods at the same time. `model` is then the module
+    inside, so that one rank can use it alone, and checkpoints are those of a learner without ranks.
     """
 
     all_at_once: ClassVar[bool] = False
@@ -93,9 +102,13 @@ class Learner:
         precision: str = "float32",
         validate: bool = True,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
         self.network: Callable[[Tensor], Tensor] = model
-        """What computes the model's output in a step: the model, or its compiled form."""
+        """What computes the model's output in a step: the model, its compiled form, or what spreads it over ranks."""
+        self.model, self.optimizer = model, optimizer
+        self.ranks: Ranks | None = None
+        """The processes that learn together, if there are several."""
+        if isinstance(model, DistributedDataParallel):
+            self.model, self.ranks = model.module, Ranks(model.process_group)
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, list(PRECISIONS))
@@ -103,6 +116,13 @@ class Learner:
         self.device = next(model.parameters()).device
         self._zero = torch.zeros((), device=self.device)
         self.reduced = precision == "bfloat16"
+
+    def reserve(self, capacity: int, seed: int, generator: torch.Generator | None) -> Reservoir:
+        """A buffer of `capacity` samples, of all ranks together if there are several."""
+        if self.ranks is None:
+            return Reservoir(capacity, generator=generator or seeded_generator(seed, "buffer", self.device))
+        generator = generator or seeded_generator(seed, "buffer")
+        return ShardedReservoir(capacity, ranks=self.ranks, generator=generator, device=self.device)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -156,13 +176,19 @@ class Learner:
             state["buffer"] = self.buffer.state_dict()
         if (generator := self._view_generator()) is not None:
             state["augment"] = generator.get_state()
+            if self.ranks is not None:
+                state["ranks"] = {"augment": self.ranks.gather(state["augment"])}
+                state["augment"] = state["ranks"]["augment"][0]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the learner that gave `state` was; this one must have been made the same way."""
-        self._check_state(state)
+        with self._together("continue from a saved learner"):
+            self._check_state(state)
         generator = self._view_generator()
-        if generator is not None:
+        if generator is not None and self.ranks is not None:
+            self.ranks.restore(generator, state.get("ranks", {}).get("augment", [state["augment"]]))
+        elif generator is not None:
             restore(generator, state["augment"])
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
@@ -177,16 +203,27 @@ class Learner:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
         `extra` is kept with it: the position in the stream, a scheduler's state_dict; numbers, texts, tensors, and
-        dicts and lists of them.
+        dicts and lists of them. Of several ranks, the first writes the whole; all return once it is there.
         """
-        checkpoint.write(Path(path), "learner", {"learner": self.state_dict(), "extra": dict(extra or {})})
+        state = {"learner": self.state_dict(), "extra": dict(extra or {})}
+        with self._together("save a checkpoint"):
+            if self.ranks is None or self.ranks.rank == 0:
+                checkpoint.write(Path(path), "learner", state)
 
     def load(self, path: Path | str) -> dict[str, Any]:
-        """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it."""
-        state = checkpoint.read(Path(path), "learner").state
+        """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it.
+
+        It may be of any number of ranks, or of a learner without. Each rank reads it, so all must see the file.
+        """
+        with self._together("read a checkpoint"):
+            state = checkpoint.read(Path(path), "learner").state
         self.load_state_dict(state["learner"])
         extra: dict[str, Any] = state["extra"]
         return extra
+
+    def _together(self, action: str) -> AbstractContextManager[object]:
+        """What fails inside on one rank fails on all of them."""
+        return nullcontext() if self.ranks is None else self.ranks.together(action)
 
     def _view_generator(self) -> torch.Generator | None:
         """The generator that decides augmentation, where the view has one."""

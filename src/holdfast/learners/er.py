@@ -13,7 +13,6 @@ from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights
 from holdfast.learners.descent import Optimizer
-from holdfast.rng import generator as seeded_generator
 
 __all__ = ["ExperienceReplay"]
 
@@ -48,7 +47,7 @@ class ExperienceReplay(Learner):
         check_weights(alpha=alpha)
         check_sizes(replay_size=replay_size)
         self.alpha, self.replay_size = alpha, replay_size
-        self.buffer = Reservoir(buffer_size, generator=generator or seeded_generator(seed, "buffer", self.device))
+        self.buffer = self.reserve(buffer_size, seed, generator)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
