@@ -21,7 +21,7 @@ class Crew:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["holdfast"])
+        context.set_forkserver_preload(["holdfast", "torch._dynamo"])  # the second is what torch.optim imports late
         self.folder = tempfile.TemporaryDirectory()
         self.jobs = (Path(self.folder.name) / f"job{number}" for number in count())
         self.job, self.world = next(self.jobs), 0

@@ -83,8 +83,9 @@ class Learner:
     code be captured in a CUDA graph.
 
     A model in DistributedDataParallel makes this one learner of all ranks: each observes minibatches of its own, and
-    together they have one buffer. Every rank calls the same methods at the same time. `model` is then the module
-    inside, so that one rank can use it alone, and checkpoints are those of a learner without ranks.
+    together they have one buffer. Every rank calls the same methods at the same time. The buffer's size counts the
+    samples of all ranks; sizes of draws, and the losses, are a rank's own. `model` is then the module inside, which one
+    rank can use alone, and checkpoints are those of a learner without ranks.
     """
 
     all_at_once: ClassVar[bool] = False
@@ -176,9 +177,8 @@ class Learner:
             state["buffer"] = self.buffer.state_dict()
         if (generator := self._view_generator()) is not None:
             state["augment"] = generator.get_state()
-            if self.ranks is not None:
-                state["ranks"] = {"augment": self.ranks.gather(state["augment"])}
-                state["augment"] = state["ranks"]["augment"][0]
+        if self.ranks is not None:
+            self._add_ranks(self.ranks, state)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -224,6 +224,14 @@ class Learner:
     def _together(self, action: str) -> AbstractContextManager[object]:
         """What fails inside on one rank fails on all of them."""
         return nullcontext() if self.ranks is None else self.ranks.together(action)
+
+    def _add_ranks(self, ranks: Ranks, state: dict[str, Any]) -> None:
+        """Make `state` the same on all ranks: the first one's, with what is each rank's own beside it."""
+        with ranks.together("read the learner") as meeting:
+            meeting.form = f"views {'with' if 'augment' in state else 'without'} a generator"
+        if "augment" in state:
+            state["ranks"] = {"augment": ranks.gather(state["augment"])}
+            state["augment"] = state["ranks"]["augment"][0]
 
     def _view_generator(self) -> torch.Generator | None:
         """The generator that decides augmentation, where the view has one."""
