@@ -6,9 +6,9 @@ import torch.distributed as dist
 from crew import Crew, join
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def crew():
-    """Four processes that can be the ranks of a job."""
+    """Four processes that can be the ranks of a job; for one module, as other tests count this process's children."""
     with Crew(4) as crew:
         yield crew
 

@@ -1,4 +1,4 @@
-"""Processes that act as the ranks of a job. They stay for all tests: starting PyTorch takes longer than a test."""
+"""Processes that act as the ranks of a job. They stay for many tests: starting PyTorch takes longer than one."""
 
 import multiprocessing
 import sys

@@ -22,17 +22,22 @@ CHUNK = 2**26
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
-    flat = [part.reshape(len(part), prod(part.shape[1:])).contiguous() for part in parts]
-    return torch.cat([rows.view(torch.uint8) for rows in flat], dim=1)
+    # Through one dimension: strides of tensors without elements are anything, which would forbid another type.
+    flat = [part.reshape(-1).contiguous().view(torch.uint8) for part in parts]
+    return torch.cat([rows.view(len(part), _width(part)) for rows, part in zip(flat, parts, strict=True)], dim=1)
 
 
 def unpack(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """What `pack` packed, from tensors with the shapes and types of `like` apart from their number of rows."""
-    widths = [prod(part.shape[1:]) * part.element_size() for part in like]
-    flat = torch.split(rows, widths, dim=1)
+    flat = torch.split(rows, [_width(part) for part in like], dim=1)
     # A copy each: a type of several bytes cannot be read at an odd address.
     whole = [piece.clone(memory_format=torch.contiguous_format).flatten() for piece in flat]
     return [piece.view(part.dtype).view(len(rows), *part.shape[1:]) for piece, part in zip(whole, like, strict=True)]
+
+
+def _width(part: Tensor) -> int:
+    """Bytes per sample."""
+    return prod(part.shape[1:]) * part.element_size()
 
 
 def _digest(state: Tensor) -> str:
@@ -163,7 +168,7 @@ class ShardedReservoir(Reservoir):
 
     def _gathered(self) -> list[Tensor]:
         """All stored samples, in slot order, in host memory; a part at a time, as they may not fit on one device."""
-        width = sum(prod(column.shape[1:]) * column.element_size() for column in self._columns)
+        width = sum(_width(column) for column in self._columns)
         pieces = [
             [part.cpu() for part in self._get(slots.repeat(self.ranks.size), self._each_rank(len(slots)))]
             for slots in torch.split(torch.arange(self.stored), max(1, CHUNK // max(1, width)))
