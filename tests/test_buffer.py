@@ -363,3 +363,72 @@ def test_the_global_generator_is_left_alone():
     buffer = Reservoir(2)
     buffer.add(torch.zeros(5, 1), torch.zeros(5))
     assert torch.equal(before, torch.get_rng_state())
+
+
+# --- samples of several tensors --------------------------------------------------------------------------------------
+
+
+def nested(ids):
+    """Samples that tell their number in five tensors of different shapes and types."""
+    x, y, logits = numbered(ids)
+    return {"image": x, "more": (y.double(), [y[:, None].float()])}, {"label": y}, logits
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 15), st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_samples_of_several_tensors_are_kept_as_those_of_one(batches, capacity, seed):
+    plain, buffer = filled(capacity, batches, seed), Reservoir(capacity, generator=generator(seed, "buffer"))
+    for ids in torch.arange(sum(batches)).split(batches):
+        buffer.add(*nested(ids))
+    for kept, same in ((buffer.contents(), plain.contents()), (buffer.sample(5), plain.sample(5))):
+        assert list(kept.x) == ["image", "more"]
+        assert torch.equal(kept.x["image"], same.x)
+        assert torch.equal(kept.y["label"], same.y)
+        assert torch.equal(kept.logits, same.logits)
+        first, (second,) = kept.x["more"]
+        assert torch.equal(first, same.y.double())
+        assert torch.equal(second, same.y[:, None].float())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x | {"image": x["image"].float()}, "x['image'] of type torch.float32 do not fit"),
+        (lambda x: x | {"image": x["image"][:, :2]}, "x['image'] of shape (2, 1) per sample do not fit"),
+        (lambda x: x | {"more": (x["more"][0], [x["more"][1][0][:, 0]])}, "x['more'][1][0] of shape () per sample"),
+        (lambda x: {"image": x["image"]}, "x['more'][0] is missing, x['more'][1][0] is missing"),
+        (lambda x: x | {"extra": x["image"]}, "x['extra'] is new; it holds x['image'], x['more'][0]"),
+        (lambda x: x["image"], "x is new"),
+        (lambda x: x | {"more": (x["more"][0][:-1], x["more"][1])}, "one row per sample each, not 3, 2, 3, 3, 3"),
+    ],
+)
+def test_another_form_is_refused_and_changes_nothing(change, message):
+    buffer = Reservoir(5, generator=generator(0, "buffer"))
+    buffer.add(*nested(torch.arange(3)))
+    state, (x, y, logits) = buffer.generator.get_state(), nested(torch.arange(3))
+    with pytest.raises(UsageError) as caught:
+        buffer.add(change(x), y, logits)
+    assert message in str(caught.value)
+    if "one row" not in message:
+        with pytest.raises(UsageError) as caught:
+            buffer.check(change(x), y)
+        assert message in str(caught.value)
+    buffer.check(x, y)
+    assert (buffer.stored, buffer.seen.item()) == (3, 3)
+    assert torch.equal(buffer.generator.get_state(), state)
+
+
+def test_the_form_is_part_of_the_state():
+    buffer, other = (Reservoir(5, generator=generator(seed, "buffer")) for seed in (0, 1))
+    for ids in torch.arange(20).split(4):
+        buffer.add(*nested(ids))
+    other.load_state_dict(buffer.state_dict())
+    for ids in (torch.arange(20, 30), torch.arange(30, 40)):
+        draws = [each.sample(3) for each in (buffer, other)]
+        assert torch.equal(draws[0].x["more"][1][0], draws[1].x["more"][1][0])
+        assert torch.equal(draws[0].x["image"], draws[1].x["image"])
+        buffer.add(*nested(ids))
+        other.add(*nested(ids))
+    plain = filled(5, [4])
+    with pytest.raises(UsageError, match="do not fit the buffer"):
+        plain.load_state_dict(buffer.state_dict())

@@ -6,6 +6,8 @@ import math
 import os
 import pickle
 import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -94,8 +96,8 @@ def test_another_kind(written):
 
 
 def test_another_version(written, monkeypatch):
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
-    with pytest.raises(hf.CheckpointError, match=r"version 1; this Holdfast reads version 2.*start anew"):
+    monkeypatch.setattr(checkpoint, "VERSION", 3)
+    with pytest.raises(hf.CheckpointError, match=r"version 2; this Holdfast reads version 3.*start anew"):
         checkpoint.read(written, "learner")
 
 
@@ -142,7 +144,7 @@ def test_foreign_files_are_refused_and_never_executed(path, foreign, tmp_path, m
             save_file({"a": torch.zeros(2)}, path, {"holdfast": "[" * 100_000})
         case "content":
             content = json.dumps({"kind": "run", "about": {}, "state": {"tensor": "nowhere"}})
-            header = {"version": 1, "checksum": checkpoint._checksum(content, {}), "content": content}
+            header = {"version": checkpoint.VERSION, "checksum": checkpoint._checksum(content, {}), "content": content}
             save_file({}, path, {"holdfast": json.dumps(header)})
     with pytest.raises(hf.CheckpointError, match=r"damaged|not a Holdfast checkpoint"):
         checkpoint.read(path, "run")
@@ -183,6 +185,40 @@ def test_left_by_a_process_killed_while_writing(written):
     checkpoint.write(written, "learner", {"new": 1})
     assert checkpoint.read(written, "learner").state == {"new": 1}
     assert not scratch.exists()
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from holdfast import checkpoint
+for turn in range(150):
+    rows = torch.full((5000 + turn % 2,), turn)
+    checkpoint.write(Path(sys.argv[1]), "run", {"by": sys.argv[2], "turn": turn, "rows": rows})
+"""
+
+
+def test_processes_that_write_the_same_checkpoint_take_turns(path):
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in "abc"]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            state = checkpoint.read(path, "run").state  # whole, whoever wrote it
+            assert bool((state["rows"] == state["turn"]).all())
+            seen.add(state["by"])
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(seen) > 1
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_writer_that_is_killed_holds_nobody_up(written):
+    """It leaves its file and no lock."""
+    script = "import os, sys; from pathlib import Path; from holdfast.locks import held\n"
+    script += "with held(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    scratch = written.with_name(f".{written.name}.new")
+    assert subprocess.run([sys.executable, "-c", script, str(scratch)]).returncode == -9
+    assert scratch.exists()
+    checkpoint.write(written, "learner", {"new": 1})
+    assert [file.name for file in written.parent.iterdir()] == [written.name]
 
 
 def test_discard(written, tmp_path):

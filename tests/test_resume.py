@@ -4,10 +4,13 @@ import copy
 import errno
 import json
 import logging
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -176,6 +179,79 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
 
 
+# Stopped by Ctrl-C
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Presses Ctrl-C in the middle of the given steps, each counted from the last."""
+    waiting, usual = [], hf.ExperienceReplay.objective
+
+    def objective(*arguments):
+        if waiting:
+            waiting[0] -= 1
+            if waiting[0] == 0:
+                waiting.pop(0)
+                os.kill(os.getpid(), signal.SIGINT)
+        return usual(*arguments)
+
+    monkeypatch.setattr(hf.ExperienceReplay, "objective", objective)
+    return waiting.extend
+
+
+def test_ctrl_c_ends_the_run_after_a_whole_step(small, path, interrupted):
+    settings = config("er")
+    expected, usual = hf.run(settings, device="cpu"), signal.getsignal(signal.SIGINT)
+    interrupted([3, 4])
+    for step in (3, 7):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
+            hf.run(settings, device="cpu", checkpoint=path)
+        assert checkpoint.read(path, "run").state["progress"]["step"] == step
+        assert signal.getsignal(signal.SIGINT) is usual
+    assert_identical(hf.run(settings, device="cpu", checkpoint=path), expected)
+
+
+def test_ctrl_c_pressed_while_nothing_can_be_written(small, tmp_path, interrupted, caplog):
+    (tmp_path / "file").touch()
+    interrupted([2])
+    with pytest.raises(KeyboardInterrupt, match=r"after step 2; but the checkpoint could not be written.*Make room"):
+        hf.run(config("er"), device="cpu", checkpoint=tmp_path / "file" / "kept")
+    assert not caplog.records
+
+
+def test_ctrl_c_pressed_twice_does_not_wait_for_the_step(small, path, monkeypatch):
+    def objective(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(hf.ExperienceReplay, "objective", objective)
+    with pytest.raises(KeyboardInterrupt):
+        hf.run(config("er"), device="cpu", checkpoint=path)
+    assert not path.exists()
+
+
+def test_ctrl_c_is_left_alone_without_a_checkpoint_in_other_threads_and_where_it_has_another_meaning(
+    small, path, interrupted
+):
+    interrupted([2])
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        hf.run(config("er"), device="cpu")
+    assert not stopped.value.args
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(hf.run, config("er"), device="cpu", checkpoint=path).result().accuracy > 0
+
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        interrupted([2])
+        hf.run(config("er"), device="cpu", checkpoint=path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert pressed == [True]
+
+
 # What can go wrong
 
 
@@ -325,6 +401,35 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     assert not kept.parent.exists()
 
 
+def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
+    command = [*RUN[:-1], "3600", "--set", "train_limit=300"]
+    settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
+    interrupted([2])
+    code, err = holdfast(*command)
+    assert code == 130
+    assert f"stopped after step 2; its state is kept in runs/checkpoints/{settings.fingerprint}.safetensors" in err
+    code, err = holdfast(*command)
+    assert code == 0
+    assert "continuing from" in err
+    found = results.read(tmp_path / "runs" / settings.fingerprint, tensors=True)
+    assert_identical(found, hf.run(settings, device="cpu"))
+
+    interrupted([2])
+    code, err = holdfast("run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300")
+    assert code == 130
+    assert "stopped." in err
+
+
+def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):
+    """They write the same checkpoint and the same result."""
+    settings = ["--set", "train_limit=600", "--set", "batch_size=16"]
+    command = [sys.executable, "-m", "holdfast", *RUN, *settings, "--out", str(tmp_path / "out")]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [each.wait() for each in both] == [0, 0]
+    config = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=600, batch_size=16)
+    assert_identical(read_only_result(tmp_path / "out"), hf.run(config, device="cpu"))
+
+
 def test_without_resume_nothing_is_kept(holdfast, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write", None)  # calling it would fail
     assert holdfast("run", "rot-mnist", "er", "--tasks", "2", "--device", "cpu", "--set", "train_limit=300")[0] == 0
@@ -375,6 +480,41 @@ def test_a_learner_saved_and_loaded_learns_on_as_if_nothing_had_happened(path, k
             assert second.buffer.offered == whole.buffer.offered == int(second.buffer.seen)
             for mine, theirs in zip(second.buffer.contents(), whole.buffer.contents(), strict=True):
                 assert mine is theirs is None or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "er", "consistency"])
+def test_dropout_continues(path, kind):
+    """It draws from PyTorch's global generator, which a new process would find elsewhere."""
+
+    def forgetful():
+        learner = make(kind)
+        learner.model.append(torch.nn.Dropout(0.5))
+        return learner
+
+    torch.manual_seed(3)
+    whole, batches = forgetful(), list(stream(8))
+    for x, y in batches[:5]:
+        whole.observe(x, y)
+    whole.save(path)
+    losses = [whole.observe(x, y) for x, y in batches[5:]]
+    torch.manual_seed(4)
+    other = forgetful()
+    assert [other.observe(x, y) for x, y in batches[5:]] != losses  # the test would notice
+    resumed = forgetful()
+    resumed.load(path)
+    assert [resumed.observe(x, y) for x, y in batches[5:]] == losses
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value)
+
+
+def test_the_global_generators_of_another_kind_of_device(path):
+    one, other = make(), make()
+    state = one.state_dict()
+    state["global"]["cuda"] = torch.zeros(16, dtype=torch.uint8)
+    before = repr(other.state_dict())
+    with pytest.raises(hf.UsageError, match="of cpu and cuda, here they are of cpu: continue on the kind of device"):
+        other.load_state_dict(state)
+    assert repr(other.state_dict()) == before
 
 
 def test_the_generator_of_random_views_continues(path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.rng import derive_seed, generator, seeded_globally
+from holdfast.rng import derive_seed, generator, global_state, restore_globally, seeded_globally
 
 NAMES = ("init", "order", "augment", "buffer", "stream")
 
@@ -106,3 +106,13 @@ def test_seeded_globally_leaves_the_other_global_generators_alone(monkeypatch):
         torch.rand(3)
     assert random.getstate() == python
     assert (np.random.get_state()[1] == numpy).all()
+
+
+def test_the_global_generator_is_put_back():
+    def draw():
+        return torch.cat([torch.rand(4), torch.nn.functional.dropout(torch.ones(50))])
+
+    states = global_state(torch.device("cpu"))
+    drawn = draw()
+    restore_globally(states, torch.device("cpu"))
+    assert torch.equal(draw(), drawn)

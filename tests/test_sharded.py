@@ -182,7 +182,8 @@ def _shard(capacity, size):
     buffer = ShardedReservoir(capacity)
     start = buffer.ranks.rank * size
     buffer.add(*numbered(torch.arange(start, start + size)))
-    return buffer._columns[1].tolist(), buffer.stored
+    rows = buffer._columns[1][:-1]  # but the spare one
+    return rows.tolist(), buffer.stored
 
 
 def test_the_capacity_is_counted_once_and_spread_evenly(crew):
@@ -319,10 +320,10 @@ WELL = numbered(torch.arange(2))
 @pytest.mark.parametrize(
     ("first", "then", "messages"),
     [
-        (None, [Add(*WELL), Add(WELL[0].int(), *WELL[1:])], ["bring: rank 0: samples of (3, 1) torch.uint8"] * 2),
+        (None, [Add(*WELL), Add(WELL[0].int(), *WELL[1:])], ["bring: rank 0: samples of x (3, 1) torch.uint8"] * 2),
         (None, [Add(*WELL), Add(*WELL[:2])], ["what they bring"] * 2),
         (WELL, [Add(*WELL), Add(*WELL[:2])], ["rank 1 failed: logits must be given", "logits must be given"]),
-        (WELL, [Add(*WELL), Add(WELL[0][:1], *WELL[1:])], ["rank 1 failed: x, y and logits", "one row per sample"]),
+        (WELL, [Add(*WELL), Add(WELL[0][:1], *WELL[1:])], ["rank 1 failed: x, y, logits must", "one row per sample"]),
         (WELL, [Add(WELL[0].float(), *WELL[1:])] * 2, ["x of type torch.float32 do not fit"] * 2),
         (WELL, [Sample(2), Sample(0)], ["rank 1 failed: at least 1 sample", "at least 1 sample"]),
         (WELL, [Sample(2), Add(*WELL)], ["what they do: rank 0: draw samples; rank 1: add samples"] * 2),
@@ -386,6 +387,32 @@ def test_samples_without_logits_and_draws_that_are_copies(alone):
     assert not draw.x.requires_grad
     draw.x.zero_()
     assert buffer.contents().x.min() == 1
+
+
+def _nested(storage):
+    buffer = ShardedReservoir(6, generator=generator(0, "buffer"), storage=storage)
+    x = torch.arange(4) + 4 * buffer.ranks.rank
+    for _ in range(5):
+        buffer.add({"left": x, "right": (x * 2.0,)}, x)
+    return buffer.sample(3), buffer.contents()
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_samples_made_of_several_tensors(crew, storage):
+    whole = Reservoir(6, generator=generator(0, "buffer"))
+    x = torch.arange(8)
+    for _ in range(5):
+        whole.add({"left": x, "right": (x * 2.0,)}, x)
+    drawn = whole.sample(6)
+    (one, contents), (two, _) = crew.run(2, _nested, storage)
+    assert torch.equal(torch.cat([one.x["left"], two.x["left"]]), drawn.x["left"])
+    assert torch.equal(torch.cat([one.x["right"][0], two.x["right"][0]]), drawn.x["right"][0])
+    assert torch.equal(contents.x["right"][0], whole.contents().x["right"][0])
+
+
+def test_a_folder_is_refused(alone, tmp_path):
+    with pytest.raises(UsageError, match="is in memory: give storage='device' or 'host', no folder"):
+        ShardedReservoir(5, storage=tmp_path)
 
 
 def test_the_generator_is_on_the_cpu(alone):

@@ -11,7 +11,7 @@ from holdfast import analysis
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, DataError, HoldfastError, TrainingError, UsageError
+from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.regularizers import REGULARIZERS
@@ -35,6 +35,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "ShardedReservoir",
+    "StorageError",
     "TrainingError",
     "UsageError",
     "analysis",

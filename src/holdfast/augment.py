@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from holdfast.errors import UsageError
 
 __all__ = ["CropFlip", "Normalize", "View"]
 
-View = Callable[[Tensor], Tensor]
-"""(B, C, H, W) uint8 in, float out: what the network is shown of a batch of images."""
+View = Callable[[Any], Any]
+"""What the network is shown of a minibatch as it is stored; for images, (B, C, H, W) uint8 in, float out."""
 
 
 class Normalize:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
+from holdfast.nested import Nested, leaves, outline, rebuild
 from holdfast.rng import restore
+from holdfast.storage import choose
 
 __all__ = ["Draw", "Reservoir", "place"]
 
@@ -17,8 +19,8 @@ __all__ = ["Draw", "Reservoir", "place"]
 class Draw(NamedTuple):
     """Samples taken from the buffer; row i of each tensor belongs to one sample. `logits` is None if none are kept."""
 
-    x: Tensor
-    y: Tensor
+    x: Nested
+    y: Nested
     logits: Tensor | None
 
 
@@ -37,25 +39,27 @@ def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     return torch.where(last[slot] == order, slot, capacity)
 
 
-def _words(rows: Tensor) -> Tensor:
-    """Bytes as 64-bit words where each row has whole ones: a CPU copies them six times as fast."""
-    size = prod(rows.shape[1:])
-    if rows.dtype != torch.uint8 or size % 8:
-        return rows
-    return rows.contiguous().view(len(rows), size).view(torch.int64)
-
-
 class Reservoir:
     """Reservoir sampling over a stream of (x, y, logits), exact, vectorised, on one device.
 
-    Storage has one row more than `capacity`: samples that are not kept are written there, so that every step has the
-    same shapes and nothing depends on a value the host would have to wait for. `seen` is a device tensor for the same
-    reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are known there.
+    `x` and `y` are tensors, or dicts, tuples and lists of them; each tensor has a column, and draws come back in the
+    form of the first samples.
+
+    `storage` says where samples are kept: in the memory of the generator's "device", where draws appear; in that of
+    the "host"; or in files in a folder, given as a Path, which may be far larger than memory. A folder that is opened
+    again continues where it was kept last, by `keep` or by a learner's `save`, generator included; delete it to start
+    anew. What is kept and drawn is the same everywhere.
+
+    In the device's memory, nothing in a step depends on a value the host would have to wait for. `seen` is a device
+    tensor for that reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are
+    known there.
     """
 
     compilable = ("place",)
 
-    def __init__(self, capacity: int, *, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"
+    ) -> None:
         if capacity < 1:
             raise UsageError(f"buffer size must be at least 1, not {capacity}.")
         self.capacity = capacity
@@ -65,27 +69,44 @@ class Reservoir:
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offered = 0
         self._columns: list[Tensor] = []
+        self._names: list[str] = []
+        self._form: dict[str, Any] = {}
+        """How x and y are nested, with the columns' names in place of tensors; empty until there are columns."""
+        self._storage = choose(storage, capacity, self.device)
+        if (kept := self._storage.kept()) is not None:
+            self.load_state_dict(kept)
 
     @property
     def stored(self) -> int:
         """How many samples the buffer holds."""
         return min(self.offered, self.capacity)
 
-    def add(self, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+    def check(self, x: Nested, y: Nested) -> None:
+        """Raise if samples like these do not fit those in the buffer, or a disk is too full for them."""
+        if self._columns:
+            batch = leaves(x, "x") | leaves(y, "y")
+            self._check(batch, [name for name in self._names if name != "logits"])
+            self._storage.reserve(len(next(iter(batch.values()))))
+
+    def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""
-        batch = [part.detach() for part in (x, y, logits) if part is not None]
-        if len({len(part) for part in batch}) > 1:
-            counts = ", ".join(str(len(part)) for part in batch)
-            raise UsageError(f"x, y and logits must have one row per sample each, not {counts}.")
+        batch = leaves(x, "x") | leaves(y, "y")
+        if logits is not None:
+            batch["logits"] = logits
+        count, *others = {len(part) for part in batch.values()}
+        if others:
+            counts = ", ".join(str(len(part)) for part in batch.values())
+            raise UsageError(f"{', '.join(batch)} must have one row per sample each, not {counts}.")
         if not self._columns:
-            self._columns = [part.new_zeros((self.capacity + 1, *part.shape[1:]), device=self.device) for part in batch]
-        self._check(batch)
-        uniforms = torch.rand(len(x), dtype=torch.float64, generator=self.generator, device=self.device)
+            self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
+            self._make(list(batch), list(batch.values()))
+        self._check(batch, self._names)
+        self._storage.reserve(count)
+        uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         slots = self.place(uniforms, self.seen, self.capacity)
-        for column, part in zip(self._columns, batch, strict=True):
-            _words(column).index_copy_(0, slots, _words(part))
-        self.seen += len(x)
-        self.offered += len(x)
+        self._storage.write(slots, [batch[name].detach() for name in self._names])
+        self.seen += count
+        self.offered += count
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
@@ -94,24 +115,27 @@ class Reservoir:
         if n < 1:
             raise UsageError(f"at least 1 sample must be drawn, not {n}.")
         chosen = torch.randperm(self.stored, generator=self.generator, device=self.device)[:n]
-        x, y, *logits = (column.index_select(0, chosen) for column in self._columns)
-        return Draw(x, y, logits[0] if logits else None)
+        return self._draw(self._storage.read(chosen))
 
     def contents(self) -> Draw:
-        """Everything stored, in slot order."""
+        """Everything stored, in slot order; of a folder, all of it is read into memory."""
         if not self._columns:
             raise UsageError("the buffer is empty: nothing has been added yet.")
-        x, y, *logits = (column[: self.stored] for column in self._columns)
-        return Draw(x, y, logits[0] if logits else None)
+        return self._draw(self._storage.first(self.stored))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own."""
+        """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own.
+
+        Of a buffer in a folder it says which rows it consists of, which are not overwritten until a later `keep`.
+        """
         return {
             "capacity": self.capacity,
             "offered": self.offered,
             "seen": self.seen,
-            "columns": [column[: self.stored] for column in self._columns],
+            "names": self._names,
+            "form": self._form,
             "generator": self.generator.get_state(),
+            **self._storage.state(self.stored),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -119,12 +143,10 @@ class Reservoir:
         self.check_state(state)
         restore(self.generator, state["generator"])
         if not self._columns:
-            self._columns = [
-                kept.new_zeros((self.capacity + 1, *kept.shape[1:]), device=self.device) for kept in state["columns"]
-            ]
+            self._form = state["form"]
+            self._make(state["names"], state["columns"])
+        self._storage.load(state)
         # In place: a captured step reads from the addresses it was captured with.
-        for column, kept in zip(self._columns, state["columns"], strict=False):
-            column[: len(kept)].copy_(kept)
         self.seen.copy_(state["seen"])
         self.offered = state["offered"]
 
@@ -135,21 +157,56 @@ class Reservoir:
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
                 f"make it with a buffer size of {state['capacity']}."
             )
-        saved = [(tuple(kept.shape[1:]), str(kept.dtype)) for kept in state["columns"]]
-        own = [(tuple(column.shape[1:]), str(column.dtype)) for column in self._columns]
+        saved, own = (
+            [(name, tuple(kept.shape[1:]), str(kept.dtype)) for name, kept in zip(names, columns, strict=True)]
+            for names, columns in ((state["names"], state["columns"]), (self._names, self._columns))
+        )
         if saved and own and saved != own:
             raise UsageError(
                 f"the saved samples do not fit the buffer: their shapes and types are {saved}, the buffer's {own}. "
                 "Load into a learner of the same data that has not observed anything else."
             )
         stored = min(state["offered"], self.capacity)
-        if int(state["seen"]) != state["offered"] or any(len(kept) != stored for kept in state["columns"]):
+        counts = {len(state["rows"])} if "rows" in state else {len(kept) for kept in state["columns"]}
+        if int(state["seen"]) != state["offered"] or counts - {stored}:
             raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
+        self._storage.check(state)
 
-    def _check(self, batch: list[Tensor]) -> None:
-        if len(batch) != len(self._columns):
-            raise UsageError("logits must be given for every sample or for none.")
-        for name, column, part in zip(("x", "y", "logits"), self._columns, batch, strict=False):
+    def keep(self, state: dict[str, Any] | None = None) -> None:
+        """For a buffer in a folder: be found in `state`, or as it is now, when the folder is opened again.
+
+        Rows that only earlier states refer to may then be overwritten. A learner's `save` and `load` call this once
+        the checkpoint is whole, so that it stays valid whenever the process is killed.
+        """
+        self._storage.keep(state or self.state_dict())
+
+    def close(self) -> None:
+        """Leave the folder, if the buffer is in one, to others; what was not kept is lost."""
+        self._storage.close()
+
+    def _make(self, names: list[str], like: list[Tensor]) -> None:
+        """Columns of these names for samples like these."""
+        self._columns = self._storage.make(names, like)
+        self._names = names
+
+    def _draw(self, columns: list[Tensor]) -> Draw:
+        """Rows of the columns in the form in which samples came."""
+        named = dict(zip(self._names, columns, strict=True))
+        return Draw(rebuild(self._form["x"], named), rebuild(self._form["y"], named), named.get("logits"))
+
+    def _check(self, batch: dict[str, Tensor], names: list[str]) -> None:
+        """Raise unless `batch` has what goes into the columns of these `names`, and nothing else."""
+        if len(batch) != len(names) or any(name not in batch for name in names):
+            if ("logits" in batch) != ("logits" in names):
+                raise UsageError("logits must be given for every sample or for none.")
+            missing = [f"{name} is missing" for name in names if name not in batch]
+            fresh = [f"{name} is new" for name in batch if name not in names]
+            raise UsageError(
+                f"samples of another form do not fit the buffer: {', '.join(missing + fresh)}; "
+                f"it holds {', '.join(names)}."
+            )
+        for name, column in zip(self._names, self._columns, strict=True):
+            part = batch.get(name, column)
             if part.shape[1:] != column.shape[1:]:
                 raise UsageError(
                     f"{name} of shape {tuple(part.shape[1:])} per sample do not fit the buffer, "

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.errors import CheckpointError, UsageError
+from holdfast.locks import held
 
 __all__ = ["VERSION", "Checkpoint", "discard", "read", "write"]
 
-VERSION = 1
+VERSION = 2
 """Raised whenever files are laid out differently; files of another version are refused."""
 
 KEY = "holdfast"  # the one entry in the safetensors header, which maps text to text
@@ -46,18 +47,20 @@ def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, A
     text = json.dumps(content, allow_nan=False)
     tensors = _apart(tensors)
     header = json.dumps({"version": VERSION, "checksum": _checksum(text, tensors), "content": text})
-    scratch = path.with_name(f".{path.name}.new")
+    scratch = _scratch(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # Not save_file, which writes to a name of its own choice that a kill would leave behind.
-            scratch.write_bytes(save(tensors, {KEY: header}))
-            _flush(scratch)  # the rename must not overtake the content
-            scratch.replace(path)
-            with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
-                _flush(path.parent, os.O_RDONLY)
-        finally:
-            scratch.unlink(missing_ok=True)
+        with held(scratch):  # two processes that write one checkpoint take turns
+            try:
+                # Not save_file, which writes to a name of its own choice that a kill would leave behind.
+                scratch.write_bytes(save(tensors, {KEY: header}))
+                _flush(scratch)  # the rename must not overtake the content
+                scratch.replace(path)
+            except BaseException:
+                scratch.unlink(missing_ok=True)
+                raise
+        with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
+            _flush(path.parent, os.O_RDONLY)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
@@ -95,24 +98,33 @@ def discard(path: Path) -> None:
     """Remove the checkpoint, and what a process killed while writing left beside it; the folder too if empty."""
     with suppress(OSError):  # Nobody needs it any more, so failing to remove it harms nobody.
         path.unlink(missing_ok=True)
-        path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+        with held(_scratch(path)):  # not while another process writes it
+            _scratch(path).unlink()
         path.parent.rmdir()
+
+
+def _scratch(path: Path) -> Path:
+    """Where the next content of `path` is written. One name, so that the next write clears up after a kill."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _open(path: Path) -> tuple[str, dict[str, Tensor]]:
     """Our entry in the header, and the tensors in memory of their own."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(KEY)
-            if header is None:
-                raise CheckpointError(f"{path} is not a Holdfast checkpoint. Name the right file.")
-            return header, {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # no mapping
+        # In one go: safe_open opens a file twice, and another process may replace it in between.
+        whole = path.read_bytes()
+        tensors = load(whole)
+        length = int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8 : 8 + length]).get("__metadata__", {}).get(KEY)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}. Name a file that was saved before.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, AssertionError) as error:
         raise CheckpointError(f"{path} is damaged, or not a Holdfast checkpoint: {error}. {ADVICE}") from error
+    if header is None:
+        raise CheckpointError(f"{path} is not a Holdfast checkpoint. Name the right file.")
+    return header, tensors
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -172,7 +184,8 @@ def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     digest = sha256(text.encode())
     for name in sorted(tensors):
         digest.update(f"\0{name}\0{tensors[name].dtype}\0{tuple(tensors[name].shape)}\0".encode())
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+        if tensors[name].numel():
+            digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

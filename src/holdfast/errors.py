@@ -1,6 +1,6 @@
 """The errors Holdfast raises for people: what was wrong, what was expected, what to do."""
 
-__all__ = ["CheckpointError", "DataError", "HoldfastError", "TrainingError", "UsageError"]
+__all__ = ["CheckpointError", "DataError", "HoldfastError", "StorageError", "TrainingError", "UsageError"]
 
 
 class HoldfastError(Exception):
@@ -25,3 +25,7 @@ class TrainingError(HoldfastError):
 
 class CheckpointError(HoldfastError):
     """A checkpoint cannot be written, or is damaged, of another version, or not what was asked for."""
+
+
+class StorageError(HoldfastError):
+    """The folder of a buffer cannot be written, or is damaged, of another version, or in use."""

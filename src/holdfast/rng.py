@@ -11,7 +11,15 @@ from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = ["derive_seed", "generator", "restore", "seeded_globally"]
+__all__ = [
+    "derive_seed",
+    "generator",
+    "global_generators",
+    "global_state",
+    "restore",
+    "restore_globally",
+    "seeded_globally",
+]
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -33,6 +41,35 @@ def restore(generator: torch.Generator, state: Tensor) -> None:
             f"the saved random state does not fit a generator on {generator.device}: "
             "continue on the kind of device where it was saved."
         ) from error
+
+
+def global_state(device: torch.device) -> dict[str, Tensor]:
+    """Where PyTorch's global generators are, that of the CPU and that of `device`.
+
+    Layers that are random in training, such as dropout, take no generator and draw from these.
+    """
+    return {kind: each.get_state() for kind, each in global_generators(device).items()}
+
+
+def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put PyTorch's global generators where they were when `global_state` was asked."""
+    own = global_generators(device)
+    if states.keys() != own.keys():
+        raise UsageError(
+            f"the saved random states are of {' and '.join(states)}, here they are of {' and '.join(own)}: "
+            "continue on the kind of device where they were saved."
+        )
+    for kind, each in own.items():
+        restore(each, states[kind])
+
+
+def global_generators(device: torch.device) -> dict[str, torch.Generator]:
+    """By kind of device."""
+    found = {"cpu": torch.default_generator}
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found["cuda"] = torch.cuda.default_generators[index]
+    return found
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from holdfast.buffer import Draw, Reservoir
 from holdfast.errors import UsageError
-from holdfast.ranks import Ranks, beside
+from holdfast.nested import Nested, leaves, outline
+from holdfast.ranks import Ranks, to_device
 from holdfast.rng import derive_seed, restore
+from holdfast.storage import choose
 
 __all__ = ["ShardedReservoir", "pack", "unpack"]
 
@@ -64,34 +67,45 @@ class ShardedReservoir(Reservoir):
         ranks: Ranks | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
+        storage: str | Path = "device",
     ) -> None:
         self.ranks = ranks or Ranks()
         with self.ranks.together("make a buffer") as meeting:
             super().__init__(capacity, generator=generator)
+            if isinstance(storage, Path):
+                raise UsageError("a buffer of several ranks is in memory: give storage='device' or 'host', no folder.")
+            self.device = torch.device(device)
+            self._storage = choose(storage, len(range(self.ranks.rank, capacity, self.ranks.size)), self.device)
             if self.generator.device.type != "cpu":
                 raise UsageError(f"ranks share a generator on the CPU, not one on {self.generator.device}.")
             meeting.form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}"
-        self.device = torch.device(device)
 
-    def add(self, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+    def check(self, x: Nested, y: Nested) -> None:
+        """Raise on every rank if samples like these do not fit those in the buffer on one of them."""
+        with self.ranks.together("check samples"):
+            super().check(x, y)
+
+    def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
-        batch = [part.detach() for part in (x, y, logits) if part is not None]
         with self.ranks.together("add samples") as meeting:
-            if len({len(part) for part in batch}) > 1:
-                raise UsageError("x, y and logits must have one row per sample each.")
+            batch = leaves(x, "x") | leaves(y, "y") | ({} if logits is None else {"logits": logits})
+            if len({len(part) for part in batch.values()}) > 1:
+                raise UsageError(f"{', '.join(batch)} must have one row per sample each.")
             if self._columns:
-                self._check(batch)
-            forms = ", ".join(f"{tuple(part.shape[1:])} {part.dtype}" for part in batch)
-            meeting.count, meeting.form = len(x), f"samples of {forms} after {self.offered}"
-        sizes = torch.tensor(meeting.counts)
+                self._check(batch, self._names)
+            forms = ", ".join(f"{name} {tuple(part.shape[1:])} {part.dtype}" for name, part in batch.items())
+            meeting.count, meeting.form = len(next(iter(batch.values()))), f"samples of {forms} after {self.offered}"
         if not self._columns:
-            self._columns = self._empty(batch)
+            self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
+            self._make(list(batch), list(batch.values()))
+        sizes = torch.tensor(meeting.counts)
         uniforms = torch.rand(int(sizes.sum()), dtype=torch.float64, generator=self.generator)
         slots = self.place(uniforms, self.seen, self.capacity)
         kept = slots < self.capacity
         origin = self._each_rank(sizes)
         own = kept[origin == self.ranks.rank].nonzero().squeeze(1)
-        self._put(slots[kept], origin[kept], [part.to(self.device)[beside(own, self._columns[0])] for part in batch])
+        parts = [batch[name].detach().to(self.device) for name in self._names]
+        self._put(slots[kept], origin[kept], [part[to_device(own, self.device)] for part in parts])
         self.seen += len(slots)
         self.offered += len(slots)
 
@@ -129,6 +143,8 @@ class ShardedReservoir(Reservoir):
             "capacity": self.capacity,
             "offered": self.offered,
             "seen": self.seen,
+            "names": self._names,
+            "form": self._form,
             "columns": self._gathered() if self._columns else [],
             "generator": self.generator.get_state(),
         }
@@ -144,26 +160,27 @@ class ShardedReservoir(Reservoir):
             meeting.form = f"{state['offered']} samples offered, {_digest(state['generator'])}"
         restore(self.generator, state["generator"])
         if not self._columns:
-            self._columns = self._empty(state["columns"])
-        for column, kept in zip(self._columns, state["columns"], strict=False):
-            own = kept[self.ranks.rank :: self.ranks.size]
-            column[: len(own)].copy_(own)
+            self._form = state["form"]
+            self._make(state["names"], state["columns"])
+        self._storage.load({"columns": [kept[self.ranks.rank :: self.ranks.size] for kept in state["columns"]]})
         self.seen.copy_(state["seen"])
         self.offered = state["offered"]
+
+    def keep(self, state: dict[str, Any] | None = None) -> None:
+        """Nothing: a buffer in memory is kept by checkpoints."""
 
     def _put(self, slots: Tensor, origin: Tensor, rows: list[Tensor]) -> None:
         """Write samples to `slots`; `rows` are those this rank offers, `origin` says who offers which."""
         owner = slots % self.ranks.size
         arrived = self.ranks.ship(pack(rows), origin, owner)
-        places = beside(slots[owner == self.ranks.rank] // self.ranks.size, arrived)
-        for column, part in zip(self._columns, unpack(arrived, self._columns), strict=True):
-            column.index_copy_(0, places, part)
+        places = to_device(slots[owner == self.ranks.rank] // self.ranks.size, self.device)
+        self._storage.write(places, unpack(arrived, self._columns))
 
     def _get(self, slots: Tensor, asker: Tensor) -> list[Tensor]:
         """What is in those of `slots` that this rank asks for."""
         owner = slots % self.ranks.size
-        places = beside(slots[owner == self.ranks.rank] // self.ranks.size, self._columns[0])
-        rows = pack([column.index_select(0, places) for column in self._columns])
+        places = slots[owner == self.ranks.rank] // self.ranks.size
+        rows = pack(self._storage.read(to_device(places, self.device)))
         return unpack(self.ranks.ship(rows, owner, asker), self._columns)
 
     def _gathered(self) -> list[Tensor]:
@@ -175,16 +192,6 @@ class ShardedReservoir(Reservoir):
         ]
         return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
-    def _empty(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Room for this rank's slots."""
-        rows = len(range(self.ranks.rank, self.capacity, self.ranks.size))
-        return [part.new_zeros((rows, *part.shape[1:]), device=self.device) for part in like]
-
     def _each_rank(self, counts: Tensor | int) -> Tensor:
         """Every rank's number, as often as `counts` say, in order."""
         return torch.arange(self.ranks.size).repeat_interleave(counts)
-
-    @staticmethod
-    def _draw(parts: list[Tensor]) -> Draw:
-        x, y, *logits = parts
-        return Draw(x, y, logits[0] if logits else None)

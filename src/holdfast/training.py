@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -162,7 +165,8 @@ def run(
 
     With `checkpoint`, the run's state is written to that file `every` so many seconds, and a run that was stopped
     continues from it: on a CPU, with the result it would have had without the stop, bit for bit. The file is left
-    there at the end; remove it once the result is safe.
+    there at the end; remove it once the result is safe. Ctrl-C then lets the step at hand finish and writes the state
+    before it ends the run; pressed a second time, it ends it at once.
 
     `benchmark` is built from `config` and the data root `data` if it is not given.
     `threads` are torch's CPU threads; by default 1 for the small MLP, whose products are too small to share, and
@@ -171,7 +175,8 @@ def run(
     target = choose_device(device)
     keeper = Keeper(Path(checkpoint), config, target, every) if checkpoint is not None else None
     benchmark = benchmark or build_benchmark(config, data_root(data), target)
-    with _threads(threads or (1 if config.model == "mlp" else torch.get_num_threads())), _own_stream(target):
+    threads = threads or (1 if config.model == "mlp" else torch.get_num_threads())
+    with _threads(threads), _own_stream(target), keeper.stoppable() if keeper else nullcontext():
         steps = train(config, benchmark, target, keeper)
         while True:
             try:
@@ -311,29 +316,58 @@ class Keeper:
         }
         self._next = time.perf_counter() + every
         self._warned = False
+        self._stopping = False
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Inside, Ctrl-C makes a checkpoint due, which ends the run; pressed again, it interrupts as usual.
+
+        In the middle of a step, the model may have learned from a minibatch that the buffer has not been offered yet.
+        """
+        usual = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+            yield  # signals arrive elsewhere, or somebody else takes care of them
+            return
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, usual)
+            self._stopping = True
+
+        signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
 
     def due(self) -> bool:
         """Whether it is time to keep the state."""
-        return time.perf_counter() >= self._next
+        return self._stopping or time.perf_counter() >= self._next
 
     def keep(self, state: _State) -> None:
         """Write the state, which is that after a step; a loss that is not finite ends the run instead."""
         _read(state.engine, state.progress)
         state.clock.lap("training")
+        outcome = f"its state is kept in {self.path}; started again in the same way, it continues from there."
         try:
             checkpoint.write(self.path, "run", state.state_dict(), self.about)
         except CheckpointError as error:
-            if not self._warned:
-                log.warning("the run goes on, but %s", error)
+            outcome = f"but {error}"
+            if not self._warned and not self._stopping:
+                log.warning("the run goes on, %s", outcome)
             self._warned = True
+        if self._stopping:
+            raise KeyboardInterrupt(f"the run was stopped after step {state.progress.step}; {outcome}")
         state.clock.lap("checkpoints")
         self._next = time.perf_counter() + self.every
 
     def resume(self, state: _State) -> bool:
         """Bring the run to where its checkpoint is; False if there is none."""
-        if not self.path.exists():
+        try:
+            about, kept = checkpoint.read(self.path, "run")
+        except CheckpointError:
+            if self.path.exists():
+                raise
             return False
-        about, kept = checkpoint.read(self.path, "run")
         for name, own in self.about.items():
             if about.get(name) != own:
                 raise CheckpointError(

@@ -261,6 +261,27 @@ def test_resumed_on_the_same_ranks_it_is_as_if_never_stopped_bit_for_bit(crew, t
     assert not torch.equal(unstopped[0][1], unstopped[1][1])
 
 
+def _dropped(steps, stop, path):
+    """A network with dropout, which draws from each rank's global generator."""
+    model = nn.Sequential(network(), nn.Dropout(0.2))
+    torch.manual_seed(dist.get_rank())
+    taught = learner("mse", DistributedDataParallel(model))
+    observe(taught, range(stop or steps))
+    if stop:
+        taught.save(path)
+        torch.manual_seed(99)
+        taught = learner("mse", DistributedDataParallel(nn.Sequential(network(), nn.Dropout(0.2))))
+        taught.load(path)
+        observe(taught, range(stop, steps))
+    return outcome(taught)
+
+
+def test_dropout_continues_on_every_rank(crew, tmp_path):
+    path = str(tmp_path / "dropout")
+    for one, other in zip(crew.run(2, _dropped, 10, None, path), crew.run(2, _dropped, 10, 4, path), strict=True):
+        assert_identical(one, other)
+
+
 def _continued_with_noise(path):
     taught = learner("mse", DistributedDataParallel(network()), Noise(77))
     taught.load(path)

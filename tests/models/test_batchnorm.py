@@ -358,17 +358,18 @@ class Counting(nn.Sequential):
     ("layers", "passes"),
     [
         ([nn.BatchNorm1d(3)], 3),
-        ([nn.SyncBatchNorm(3)], 3),
+        ([nn.BatchNorm1d(3).eval()], 1),
+        ([nn.BatchNorm1d(3, track_running_stats=False).eval()], 3),
+        ([nn.BatchNorm1d(3).eval(), nn.BatchNorm1d(3)], 3),
+        ([nn.SyncBatchNorm(3).eval()], 1),
         ([nn.Linear(3, 3), nn.LayerNorm(3)], 1),
         ([group_batchnorm(nn.BatchNorm1d(3))], 1),
         ([group_batchnorm(nn.BatchNorm1d(3)), nn.BatchNorm1d(3)], 3),
     ],
-    ids=["plain", "synchronised", "none", "grouped", "mixed"],
+    ids=["plain", "frozen", "without statistics", "half frozen", "frozen synchronised", "none", "grouped", "mixed"],
 )
 def test_plain_batchnorm_gets_separate_passes(layers, passes):
     model = Counting(*layers)
-    if passes == 3 and isinstance(layers[0], nn.SyncBatchNorm):
-        model.eval()  # needs a process group to train
     x = randn(12, 3, dtype=torch.float32)
     outputs = GroupedForward(model)(x, [5, 4, 3])
     assert model.passes == passes
@@ -377,7 +378,38 @@ def test_plain_batchnorm_gets_separate_passes(layers, passes):
 
 
 def test_synchronised_batchnorm_is_left_alone():
-    assert type(group_batchnorm(nn.Sequential(nn.SyncBatchNorm(3)))[0]) is nn.SyncBatchNorm
+    model = group_batchnorm(nn.Sequential(nn.SyncBatchNorm(3)))
+    assert type(model[0]) is nn.SyncBatchNorm
+    assert not GroupedForward(model).fused
+
+
+def test_freezing_and_thawing_is_noticed():
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    forward = GroupedForward(model)
+    assert [forward.fused, GroupedForward(model.eval()).fused, forward.fused] == [False, True, True]
+    model.train()
+    assert not forward.fused
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_inputs_of_several_tensors(grouped):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3).double()
+
+        def forward(self, x):
+            return self.norm(x["a"] + x["b"][0])
+
+    def inputs(x):
+        return {"a": x, "b": (2 * x,)}
+
+    plain = Sum()
+    model = group_batchnorm(copy.deepcopy(plain)) if grouped else copy.deepcopy(plain)
+    x = randn(12, 3)
+    outputs = GroupedForward(model)(inputs(x), [5, 4, 3])
+    torch.testing.assert_close(outputs, [plain(inputs(part)) for part in torch.split(x, [5, 4, 3])])
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 
 def test_a_batchnorm_with_a_forward_pass_of_its_own_is_left_alone():

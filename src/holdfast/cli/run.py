@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast import checkpoint, results
@@ -61,16 +62,20 @@ def run_command(
             errors.print(f"continuing from {kept}", highlight=False)
         with data_progress():
             stream = build(config, datasets.data_root(data), target)
-        with RunDisplay() as display:
-            found = run(
-                config,
-                stream,
-                device=device,
-                threads=threads,
-                on_step=display.watch(config.title),
-                checkpoint=kept,
-                every=checkpoint_every,
-            )
+        try:
+            with RunDisplay() as display:
+                found = run(
+                    config,
+                    stream,
+                    device=device,
+                    threads=threads,
+                    on_step=display.watch(config.title),
+                    checkpoint=kept,
+                    every=checkpoint_every,
+                )
+        except KeyboardInterrupt as stop:
+            errors.print(escape(str(stop) or "stopped."), highlight=False, soft_wrap=True)
+            raise typer.Exit(130) from None
         folder = results.save(found, out)
         errors.print(f"saved to {folder}", highlight=False)
     else:

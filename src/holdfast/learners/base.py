@@ -20,11 +20,12 @@ from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.descent import BfloatTwin, Optimizer
+from holdfast.nested import Nested, rows, transform
 from holdfast.ranks import Ranks
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import generator as seeded_generator
-from holdfast.rng import restore
+from holdfast.rng import global_generators, global_state, restore, restore_globally
 from holdfast.sharded import ShardedReservoir
 
 __all__ = ["LEARNERS", "Learner", "Losses", "Parts", "build", "method_names", "widen"]
@@ -103,7 +104,7 @@ class Learner:
         precision: str = "float32",
         validate: bool = True,
     ) -> None:
-        self.network: Callable[[Tensor], Tensor] = model
+        self.network: Callable[[Any], Tensor] = model
         """What computes the model's output in a step: the model, its compiled form, or what spreads it over ranks."""
         self.model, self.optimizer = model, optimizer
         self.ranks: Ranks | None = None
@@ -118,34 +119,44 @@ class Learner:
         self._zero = torch.zeros((), device=self.device)
         self.reduced = precision == "bfloat16"
 
-    def reserve(self, capacity: int, seed: int, generator: torch.Generator | None) -> Reservoir:
+    def reserve(
+        self, capacity: int, seed: int, generator: torch.Generator | None, storage: str | Path = "device"
+    ) -> Reservoir:
         """A buffer of `capacity` samples, of all ranks together if there are several."""
         if self.ranks is None:
-            return Reservoir(capacity, generator=generator or seeded_generator(seed, "buffer", self.device))
+            generator = generator or seeded_generator(seed, "buffer", self.device)
+            return Reservoir(capacity, generator=generator, storage=storage)
         generator = generator or seeded_generator(seed, "buffer")
-        return ShardedReservoir(capacity, ranks=self.ranks, generator=generator, device=self.device)
+        return ShardedReservoir(capacity, ranks=self.ranks, generator=generator, device=self.device, storage=storage)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
         raise NotImplementedError
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
-        """Learn from one minibatch: inputs `x` (B, ...) as they are stored, labels `y` (B,)."""
+    def observe(self, x: Nested, y: Tensor) -> Losses:
+        """Learn from one minibatch: inputs `x` (B, ...) as they are stored, labels `y` (B,).
+
+        `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
+        """
         raise NotImplementedError
 
-    def receive(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def receive(self, x: Nested, y: Tensor) -> tuple[Nested, Tensor]:
         """The minibatch on the learner's device, its form checked."""
         if self.validate:
-            if len(x) != len(y) or y.dim() != 1:
-                raise UsageError(f"{len(x)} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
-            if len(x) == 0:
+            count = rows(x)
+            if y.dim() != 1 or len(y) != count:
+                raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
+            if count == 0:
                 raise UsageError("a minibatch must have at least one sample.")
             if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
                 raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
-        return x.to(self.device), y.to(self.device, torch.int64)
+        x, y = transform(lambda part: part.to(self.device), x), y.to(self.device, torch.int64)
+        if self.validate and self.buffer is not None:
+            self.buffer.check(x, y)
+        return x, y
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Nested) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
             logits: Tensor = self.network(x)
@@ -167,10 +178,12 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the next steps do: model, optimiser, buffer, generators.
 
-        As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on. A learner
-        with more state than that extends this method and `load_state_dict`.
+        Among the generators are PyTorch's global ones, of the CPU and of the model's device, from which layers such as
+        dropout draw. As with PyTorch's, the tensors are the learner's own: save them, or copy them before learning on.
+        A learner with more state than that extends this method and `load_state_dict`.
         """
         state: dict[str, Any] = {"learner": type(self).__name__, "model": dict(self.model.state_dict())}
+        state["global"] = global_state(self.device)
         if hasattr(self.optimizer, "state_dict"):
             state["optimizer"] = {"type": type(self.optimizer).__name__, "state": self.optimizer.state_dict()}
         if self.buffer is not None:
@@ -182,14 +195,13 @@ class Learner:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the learner that gave `state` was; this one must have been made the same way."""
+        """Continue where the learner that gave `state` was; this one must have been made the same way.
+
+        PyTorch's global generators are put back as well, for the whole process.
+        """
         with self._together("continue from a saved learner"):
             self._check_state(state)
-        generator = self._view_generator()
-        if generator is not None and self.ranks is not None:
-            self.ranks.restore(generator, state.get("ranks", {}).get("augment", [state["augment"]]))
-        elif generator is not None:
-            restore(generator, state["augment"])
+        self._restore(state)
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         if hasattr(self.optimizer, "load_state_dict"):
@@ -203,12 +215,16 @@ class Learner:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
         `extra` is kept with it: the position in the stream, a scheduler's state_dict; numbers, texts, tensors, and
-        dicts and lists of them. Of several ranks, the first writes the whole; all return once it is there.
+        dicts and lists of them. Of several ranks, the first writes the whole; all return once it is there. Of a buffer
+        in a folder, the checkpoint says which rows it consists of, and the folder keeps those of the checkpoint written
+        or loaded last, of this one alone.
         """
         state = {"learner": self.state_dict(), "extra": dict(extra or {})}
         with self._together("save a checkpoint"):
             if self.ranks is None or self.ranks.rank == 0:
                 checkpoint.write(Path(path), "learner", state)
+        if self.buffer is not None:
+            self.buffer.keep(state["learner"]["buffer"])
 
     def load(self, path: Path | str) -> dict[str, Any]:
         """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it.
@@ -218,6 +234,8 @@ class Learner:
         with self._together("read a checkpoint"):
             state = checkpoint.read(Path(path), "learner").state
         self.load_state_dict(state["learner"])
+        if self.buffer is not None:
+            self.buffer.keep()
         extra: dict[str, Any] = state["extra"]
         return extra
 
@@ -229,9 +247,24 @@ class Learner:
         """Make `state` the same on all ranks: the first one's, with what is each rank's own beside it."""
         with ranks.together("read the learner") as meeting:
             meeting.form = f"views {'with' if 'augment' in state else 'without'} a generator"
+        state["ranks"] = {"global": {kind: ranks.gather(each) for kind, each in state["global"].items()}}
+        state["global"] = {kind: each[0] for kind, each in state["ranks"]["global"].items()}
         if "augment" in state:
-            state["ranks"] = {"augment": ranks.gather(state["augment"])}
+            state["ranks"]["augment"] = ranks.gather(state["augment"])
             state["augment"] = state["ranks"]["augment"][0]
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Put the generators back; of several ranks, each its own."""
+        restore_globally(state["global"], self.device)
+        if (view := self._view_generator()) is not None:
+            restore(view, state["augment"])
+        if self.ranks is None:
+            return
+        saved = state.get("ranks", {})
+        for kind, each in global_generators(self.device).items():
+            self.ranks.restore(each, saved.get("global", {}).get(kind, [state["global"][kind]]))
+        if view is not None:
+            self.ranks.restore(view, saved.get("augment", [state["augment"]]))
 
     def _view_generator(self) -> torch.Generator | None:
         """The generator that decides augmentation, where the view has one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -19,6 +20,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights, widen
 from holdfast.learners.descent import Optimizer
 from holdfast.models import GroupedForward
+from holdfast.nested import Nested, concat, rows
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 
@@ -33,7 +35,8 @@ class ConsistencyReplay(Learner):
 
     `regularizer` is a registered name or any callable of two logit tensors. `consistency_size` and `replay_size` are
     the sizes of draw 1 and draw 2 (as many as observed, if None). `augment` turns stored inputs into what the network
-    sees, anew for every draw. Models with BatchNorm run three passes a step unless `group_batchnorm` was applied,
+    sees, anew for every draw. `storage` says where stored samples are: in the memory of the "device" or the "host", or
+    in files in a folder (a Path). Models with BatchNorm run three passes a step unless `group_batchnorm` was applied,
     which makes it one with the same result.
     """
 
@@ -57,6 +60,7 @@ class ConsistencyReplay(Learner):
         validate: bool = True,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        storage: str | Path = "device",
     ) -> None:
         super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
         self.regularizer = _regularizer(regularizer, options or {})
@@ -64,7 +68,7 @@ class ConsistencyReplay(Learner):
         check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
-        self.buffer = self.reserve(buffer_size, seed, generator)
+        self.buffer = self.reserve(buffer_size, seed, generator, storage)
         self.groups = GroupedForward(self.model)
         if isinstance(model, DistributedDataParallel) and not self.groups.fused:
             _check_passes(model)
@@ -89,7 +93,7 @@ class ConsistencyReplay(Learner):
             generator=parts.generator,
         )
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Tensor) -> Losses:
         """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         if not self.buffer.stored:
@@ -98,8 +102,8 @@ class ConsistencyReplay(Learner):
             loss = F.cross_entropy(logits, y)
             losses = Losses(loss, loss, self._zero, self._zero)
         else:
-            draw1 = self.buffer.sample(self.consistency_size or len(x))
-            draw2 = self.buffer.sample(self.replay_size or len(x))
+            draw1 = self.buffer.sample(self.consistency_size or len(y))
+            draw2 = self.buffer.sample(self.replay_size or len(y))
             outputs = self.forward_groups(x, draw1.x, draw2.x)
             self.check_labels(y, outputs[0])
             past = self.check_width(outputs[1], draw1.logits)
@@ -109,11 +113,11 @@ class ConsistencyReplay(Learner):
         self.buffer.add(x, y, logits.detach())
         return losses.detach()
 
-    def forward_groups(self, *inputs: Tensor) -> list[Tensor]:
+    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
         """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
-        views = self.augment(torch.cat(inputs))
+        views = self.augment(concat(inputs))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
-            return self.groups(views, [len(part) for part in inputs], self.network)
+            return self.groups(views, [rows(part) for part in inputs], self.network)
 
     def objective(self, outputs: list[Tensor], y: Tensor, past: Tensor, labels: Tensor) -> tuple[Losses, Tensor]:
         """The loss with its terms, and the logits of the minibatch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -13,6 +14,7 @@ from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, check_sizes, check_weights
 from holdfast.learners.descent import Optimizer
+from holdfast.nested import Nested, concat
 
 __all__ = ["ExperienceReplay"]
 
@@ -23,7 +25,8 @@ class ExperienceReplay(Learner):
 
     Unlike in `ConsistencyReplay`, the two share BatchNorm statistics: they are one batch. `alpha` weighs the replayed
     part; `replay_size` is how many samples are drawn a step (as many as observed, if None); `augment` turns stored
-    inputs into what the network sees, anew for every draw.
+    inputs into what the network sees, anew for every draw. `storage` says where stored samples are: in the memory of
+    the "device" or the "host", or in files in a folder (a Path).
     """
 
     compilable = ("objective",)
@@ -42,12 +45,13 @@ class ExperienceReplay(Learner):
         validate: bool = True,
         seed: int = 0,
         generator: torch.Generator | None = None,
+        storage: str | Path = "device",
     ) -> None:
         super().__init__(model, optimizer, augment=augment, precision=precision, validate=validate)
         check_weights(alpha=alpha)
         check_sizes(replay_size=replay_size)
         self.alpha, self.replay_size = alpha, replay_size
-        self.buffer = self.reserve(buffer_size, seed, generator)
+        self.buffer = self.reserve(buffer_size, seed, generator, storage)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -65,16 +69,16 @@ class ExperienceReplay(Learner):
             generator=parts.generator,
         )
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Tensor) -> Losses:
         """One step on the minibatch and a draw from the buffer; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         inputs, labels = x, y
         if self.buffer.stored:
-            drawn = self.buffer.sample(self.replay_size or len(x))
-            inputs, labels = torch.cat([x, drawn.x]), torch.cat([y, drawn.y])
+            drawn = self.buffer.sample(self.replay_size or len(y))
+            inputs, labels = concat([x, drawn.x]), torch.cat([y, drawn.y])
         logits = self.forward(self.augment(inputs))
         self.check_labels(y, logits)
-        losses = self.objective(logits, labels, len(x))
+        losses = self.objective(logits, labels, len(y))
         self.descend(losses.total)
         self.buffer.add(x, y)
         return losses.detach()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.nested import Nested
 
 __all__ = ["Joint", "Sgd"]
 
@@ -24,7 +25,7 @@ class Sgd(Learner):
         """The learner of a run."""
         return cls(parts.model, parts.optimizer, augment=parts.view, precision=config.precision, validate=False)
 
-    def observe(self, x: Tensor, y: Tensor) -> Losses:
+    def observe(self, x: Nested, y: Tensor) -> Losses:
         """One step on the minibatch alone."""
         x, y = self.receive(x, y)
         logits = self.forward(self.augment(x))

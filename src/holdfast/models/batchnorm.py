@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from holdfast.nested import Nested, split
+
 __all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm"]
 
 
@@ -141,30 +143,39 @@ def group_batchnorm(model: nn.Module) -> nn.Module:
     return convert(model)
 
 
+def _frozen(norm: _BatchNorm) -> bool:
+    """Whether it normalises each sample by itself, with statistics that stay as they are."""
+    known = type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return known and not norm.training and norm.running_mean is not None
+
+
 class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
-    One fused pass where that equals separate passes: in models whose BatchNorms are all grouped, or that have none.
-    Models with ordinary BatchNorm get one pass per minibatch.
+    One fused pass where that equals separate passes: in models whose BatchNorms are all grouped or frozen in evaluation
+    mode, or that have none. Models with ordinary BatchNorm get one pass per minibatch.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        self.fused = all(isinstance(norm, GroupedBatchNorm) for norm in norms)
+        self.ordinary = [norm for norm in norms if not isinstance(norm, GroupedBatchNorm)]
         # Several where the model was put together from parts that had been converted one by one.
         self.groups = {norm.groups for norm in norms if isinstance(norm, GroupedBatchNorm)}
 
-    def __call__(
-        self, x: Tensor, sizes: Sequence[int], network: Callable[[Tensor], Tensor] | None = None
-    ) -> list[Tensor]:
+    @property
+    def fused(self) -> bool:
+        """Whether one pass does; asked every time, since a part of a model may be frozen or thawed on the way."""
+        return all(map(_frozen, self.ordinary))
+
+    def __call__(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
         """The outputs of the minibatches of these `sizes` that are concatenated in `x`.
 
         `network` stands in for the model where something else computes the same, such as its compiled form.
         """
         network = self.model if network is None else network
         if not self.fused:
-            return [network(part) for part in torch.split(x, list(sizes))]
+            return [network(part) for part in split(x, sizes)]
         for groups in self.groups:
             groups.sizes = tuple(sizes)
         try:

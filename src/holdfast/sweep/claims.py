@@ -12,10 +12,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.config import RunConfig
+from holdfast.locks import held
 
 __all__ = ["Claims"]
 
@@ -39,7 +40,7 @@ class Claims:
         path = self._folder / config.fingerprint
         if not self._create(path):
             # Judging a claim and replacing it must be one act, or two sweeps could both take over the same one.
-            with _locked(self._folder / "lock"):
+            with held(self._folder / "lock"):
                 if not _is_abandoned(path):
                     return False
                 path.unlink(missing_ok=True)
@@ -67,7 +68,7 @@ class Claims:
         for config in finished if there else ():
             path = self._folder / config.fingerprint
             if path.name in there:
-                with _locked(self._folder / "lock"):
+                with held(self._folder / "lock"):
                     if _is_abandoned(path):
                         path.unlink(missing_ok=True)
 
@@ -114,17 +115,3 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None  # Not every system tells; the number of the process then has to do.
     return None if status[0] in "ZX" else status[19]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, however that ends; without effect where there are none."""
-    try:
-        from fcntl import LOCK_EX, flock
-    except ImportError:
-        yield
-        return
-    with path.open("w") as file:
-        with contextlib.suppress(OSError):  # Some network folders have no locks.
-            flock(file, LOCK_EX)
-        yield

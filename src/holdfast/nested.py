@@ -1,0 +1,106 @@
+"""What a sample may be made of: one tensor, or dicts, tuples and lists of tensors, nested as deep as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import UsageError
+
+__all__ = ["Nested", "concat", "leaves", "outline", "rebuild", "rows", "split", "transform"]
+
+Nested = Any
+"""A tensor, or dicts (with texts as keys), tuples and lists of them; row i of every tensor belongs to one sample."""
+
+
+def leaves(value: Nested, name: str) -> dict[str, Tensor]:
+    """Every tensor in `value`, which is called `name`, by its own name as one would write it: x['left'][0]."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    found: dict[str, Tensor] = {}
+    for part, item in _parts(value, name):
+        found |= leaves(item, part)
+    return found
+
+
+def outline(value: Nested, name: str) -> Any:
+    """The nesting of `value` with the names of its tensors in their places: what `rebuild` fills again."""
+    if isinstance(value, Tensor):
+        return name
+    return _like(value, [outline(item, part) for part, item in _parts(value, name)])
+
+
+def rebuild(form: Any, tensors: Mapping[str, Tensor]) -> Nested:
+    """The tensors in the nesting that `outline` described."""
+    if isinstance(form, str):
+        return tensors[form]
+    return _like(form, [rebuild(item, tensors) for item in (form.values() if isinstance(form, Mapping) else form)])
+
+
+def transform(function: Callable[[Tensor], Tensor], value: Nested, name: str = "x") -> Nested:
+    """`function` of every tensor, in the same nesting."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return _like(value, [transform(function, item, part) for part, item in _parts(value, name)])
+
+
+def concat(values: Sequence[Nested]) -> Nested:
+    """Samples of one form, one after the other."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    named = [leaves(value, "x") for value in values]
+    return rebuild(outline(first, "x"), {name: torch.cat([each[name] for each in named]) for name in named[0]})
+
+
+def split(value: Nested, sizes: Sequence[int]) -> list[Nested]:
+    """Samples in consecutive parts of these sizes: `concat` undone."""
+    if isinstance(value, Tensor):
+        return list(torch.split(value, list(sizes)))
+    form = outline(value, "x")
+    parts = {name: torch.split(tensor, list(sizes)) for name, tensor in leaves(value, "x").items()}
+    return [rebuild(form, {name: part[number] for name, part in parts.items()}) for number in range(len(sizes))]
+
+
+def rows(value: Nested, name: str = "x") -> int:
+    """How many samples there are; tensors that do not agree about it raise."""
+    if isinstance(value, Tensor) and value.dim():
+        return len(value)
+    counts = {}
+    for leaf, tensor in leaves(value, name).items():
+        if not tensor.dim():
+            raise UsageError(f"{leaf} is a single number; it needs one row per sample.")
+        counts[leaf] = len(tensor)
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{leaf} has {count}" for leaf, count in counts.items())
+        raise UsageError(f"every part of a minibatch needs one row per sample, but {found}.")
+    return next(iter(counts.values()))
+
+
+def _parts(value: Nested, name: str) -> Iterator[tuple[str, Any]]:
+    """What a container holds, each with its name; anything that is no container raises."""
+    known = type(value) in (tuple, list) or isinstance(value, Mapping)
+    if not known:
+        # A named tuple among them: a checkpoint could not say which it was.
+        raise UsageError(
+            f"{name} is of type {type(value).__name__}: inputs must be tensors, or dicts, tuples and lists of tensors."
+        )
+    if not value:
+        raise UsageError(f"{name} is empty: a {type(value).__name__} of inputs must hold at least one tensor.")
+    if not isinstance(value, Mapping):
+        yield from ((f"{name}[{number}]", item) for number, item in enumerate(value))
+        return
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise UsageError(f"{name} has the key {key!r}: the keys of inputs must be texts.")
+        yield f"{name}[{key!r}]", item
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    """`items` in a container such as `value` is."""
+    if isinstance(value, Mapping):
+        return dict(zip(value, items, strict=True))
+    return tuple(items) if isinstance(value, tuple) else items

@@ -1,0 +1,448 @@
+"""Where a buffer's columns live: in a device's memory, in the host's, or in the files of a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from holdfast import checkpoint
+from holdfast.errors import StorageError, UsageError
+from holdfast.locks import lock
+
+__all__ = ["Folder", "HostMemory", "Memory", "choose"]
+
+VERSION = 1
+"""Raised whenever folders are laid out differently; those of another version are refused."""
+
+SCRATCH = ".buffer.json.new"
+ADVICE = "Put an intact copy of the folder in its place, or delete it to start anew."
+
+WINDOW = 32 * 2**20
+"""Bytes of a file that may be mapped into memory at a time."""
+AROUND = 2 * 2**16
+"""Bytes around a row that the system may map with it."""
+
+
+def choose(storage: str | Path, capacity: int, device: torch.device) -> Memory | Folder:
+    """What `storage` names: "device", "host", or a folder, for `capacity` samples that are drawn on `device`."""
+    if isinstance(storage, Path):
+        return Folder(storage, capacity, device)
+    if storage not in ("device", "host"):
+        raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")
+    return (Memory if storage == "device" else HostMemory)(capacity, device)
+
+
+class Memory:
+    """Columns in the memory of the device where samples are drawn.
+
+    They have one row more than `capacity`: samples that are kept nowhere are written there, so that every step has the
+    same shapes and nothing depends on a value the host would have to wait for.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity, self.device = capacity, device
+        self.columns: list[Tensor] = []
+
+    def kept(self) -> dict[str, Any] | None:
+        """The state in which the buffer is found."""
+        return None
+
+    def make(self, names: Sequence[str], like: Sequence[Tensor]) -> list[Tensor]:
+        """Columns for samples like these."""
+        rows = self.capacity + 1
+        self.columns = [part.new_zeros((rows, *part.shape[1:]), device=self.device) for part in like]
+        return self.columns
+
+    def reserve(self, count: int) -> None:
+        """Make sure of room for so many more samples."""
+
+    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
+        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
+        for column, part in zip(self.columns, parts, strict=True):
+            _words(column).index_copy_(0, slots, _words(part))
+
+    def read(self, slots: Tensor) -> list[Tensor]:
+        """Copies of what is in these slots, on the device."""
+        return [column.index_select(0, slots) for column in self.columns]
+
+    def first(self, count: int) -> list[Tensor]:
+        """What is in the first so many slots."""
+        return [column[:count] for column in self.columns]
+
+    def state(self, count: int) -> dict[str, Any]:
+        """What `load` needs to put the first `count` slots back: the columns' own rows."""
+        return {"columns": self.first(count)}
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise if `state` cannot be loaded here."""
+        if "folder" in state:
+            raise UsageError(
+                f"the saved buffer is in the folder {state['folder']}, this one in memory; "
+                f"make it with storage=Path({state['folder']!r})."
+            )
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` describes; in place, since a captured step reads from fixed addresses."""
+        for column, kept in zip(self.columns, state["columns"], strict=False):
+            column[: len(kept)].copy_(kept)
+
+    def keep(self, state: dict[str, Any]) -> None:
+        """`state` is safe in a file."""
+
+    def close(self) -> None:
+        """Nothing will be read or written any more."""
+
+
+class HostMemory(Memory):
+    """Columns in the host's memory, for buffers that would not fit into the device's. Steps wait for the device."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        super().__init__(capacity, torch.device("cpu"))
+        self.target = device
+
+    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
+        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
+        super().write(slots.cpu(), [part.cpu() for part in parts])
+
+    def read(self, slots: Tensor) -> list[Tensor]:
+        """Copies of what is in these slots, on the device where samples are drawn."""
+        chosen = slots.cpu()
+        if self.target.type != "cuda":
+            return [rows.to(self.target) for rows in super().read(chosen)]
+        # Drawn into pinned memory, which the device fetches by itself; the columns themselves need not be pinned.
+        drawn = [column.new_empty((len(chosen), *column.shape[1:]), pin_memory=True) for column in self.columns]
+        for column, rows in zip(self.columns, drawn, strict=True):
+            torch.index_select(column, 0, chosen, out=rows)
+        return [rows.to(self.target, non_blocking=True) for rows in drawn]
+
+
+class Folder:
+    """Columns in files: read through a mapping into memory, a small part at a time, and written row by row.
+
+    The folder holds `buffer.json` (format version, capacity, names, shapes and types of the columns), a file of raw
+    rows per column, and `state.safetensors`, the state in which it is found when it is opened again. Files grow with
+    what is stored.
+
+    A row that a saved state refers to is never overwritten before a later state is safe: a sample that takes a slot
+    goes to a free row, and a table says which row each slot is in. A state is thus that table and little else, and
+    the process may be killed at any moment. Each row also bears a stamp that no other ever had, which tells a state
+    whose rows have been given away since.
+    """
+
+    def __init__(self, path: Path, capacity: int, device: torch.device) -> None:
+        self.path, self.capacity, self.device = path, capacity, device
+        self._columns: list[_Rows] = []
+        self._row = numpy.full(capacity, -1)
+        """The row of each slot, -1 if it is empty."""
+        self._stamp = numpy.zeros(capacity, numpy.int64)
+        """The stamp of each slot's row."""
+        self._next_stamp = secrets.randbits(62)
+        self._held = numpy.zeros(1024, bool)
+        """Which rows a saved state refers to."""
+        self._free: list[int] = []
+        self._end = 0
+        """Rows from here on are not in use."""
+        self._reserved = 0
+        """There is room on the disk for so many rows."""
+        with _explained(path):
+            self._unlock = weakref.finalize(self, os.close, _take_possession(path))
+            self._forms = self._read_forms()
+            self._stamps = _Rows(path / "stamps.rows", (), torch.int64)
+
+    def kept(self) -> dict[str, Any] | None:
+        """The state in which the buffer was kept last, None if it never was."""
+        path = self.path / "state.safetensors"
+        return checkpoint.read(path, "buffer").state if path.exists() else None
+
+    def make(self, names: Sequence[str], like: Sequence[Tensor]) -> list[Tensor]:
+        """Files for samples like these; returns columns without content, which tell shapes and types."""
+        forms = self._fitting(names, like)
+        with _explained(self.path):
+            if not self._forms:
+                self._write_forms(forms)
+            self._columns = [self._rows(number, part) for number, part in enumerate(like)]
+        return [part.new_empty((self.capacity + 1, *part.shape[1:]), device="meta") for part in like]
+
+    def reserve(self, count: int) -> None:
+        """Make sure of room for so many more samples, so that a full disk is noticed before anything changes."""
+        needed = self._end + max(0, min(count, self.capacity) - len(self._free))
+        if needed > self._reserved:
+            with _explained(self.path):
+                for column in (self._stamps, *self._columns):
+                    column.reserve(self._reserved, needed)
+            self._reserved = needed
+
+    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
+        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
+        kept = (slots < self.capacity).nonzero().squeeze(1)
+        if not len(kept):
+            return
+        taken = slots[kept].cpu().numpy()
+        rows = self._take(len(taken))
+        stamps = numpy.arange(self._next_stamp, self._next_stamp + len(taken))
+        self._next_stamp += len(taken)
+        try:
+            with _explained(self.path):
+                # The stamp first: a row that is half overwritten must not look like what it was.
+                self._stamps.write(rows, torch.from_numpy(stamps))
+                for column, part in zip(self._columns, parts, strict=True):
+                    column.write(rows, part[kept].cpu())
+        except StorageError:
+            self._free += rows
+            raise
+        before = self._row[taken]
+        before = before[before >= 0]
+        self._free += before[~self._held[before]].tolist()
+        self._row[taken], self._stamp[taken] = rows, stamps
+
+    def read(self, slots: Tensor) -> list[Tensor]:
+        """Copies of what is in these slots, on the device."""
+        rows = self._row[slots.cpu().numpy()]
+        with _explained(self.path):
+            return [column.read(rows).to(self.device) for column in self._columns]
+
+    def first(self, count: int) -> list[Tensor]:
+        """Copies of what is in the first so many slots, all of them in memory at once."""
+        return self.read(torch.arange(count))
+
+    def state(self, count: int) -> dict[str, Any]:
+        """Which rows the first `count` slots are in. They are on the disk then, and stay until a later `keep`."""
+        with _explained(self.path):
+            for column in (self._stamps, *self._columns):
+                column.flush()
+        rows = self._row[:count].copy()
+        self._held[rows] = True
+        return {
+            "folder": str(self.path),
+            "columns": [torch.empty((0, *column.shape), dtype=column.dtype) for column in self._columns],
+            "rows": torch.from_numpy(rows),
+            "stamps": torch.from_numpy(self._stamp[:count].copy()),
+        }
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise if `state` cannot be loaded here. One of a buffer in memory can; one of rows that are gone cannot."""
+        self._fitting(state["names"], state["columns"])
+        if "folder" not in state or not len(state["rows"]):
+            return
+        rows, stamps = state["rows"].numpy(), state["stamps"].numpy()
+        with _explained(self.path):
+            columns = [self._rows(number, part) for number, part in enumerate(state["columns"])]
+            if rows.max() >= len(self._stamps) or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
+                raise StorageError(
+                    f"{self.path} does not hold the samples of this state, which was taken in {state['folder']}: a "
+                    "folder keeps those of the checkpoint that was written or loaded last. Load that one; to keep an "
+                    "earlier one as well, copy the folder together with it."
+                )
+            for column in columns:
+                if rows.max() >= len(column):
+                    raise StorageError(f"{column.path} is damaged: it is too short. {ADVICE}")
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` describes."""
+        count = len(state["rows"] if "folder" in state else state["columns"][0]) if state["columns"] else 0
+        if "folder" not in state:
+            self.reserve(count)
+        self._row[:] = -1
+        if "folder" in state and count:
+            rows = state["rows"].numpy()
+            self._row[:count], self._stamp[:count] = rows, state["stamps"].numpy()
+            self._extend(int(rows.max()) + 1)
+            self._held[rows] = True
+        self._sweep()
+        if "folder" not in state:
+            self.write(torch.arange(count), state["columns"])
+
+    def keep(self, state: dict[str, Any]) -> None:
+        """`state` is safe: be found in it when opened again, and hold no other state's rows any more."""
+        checkpoint.write(self.path / "state.safetensors", "buffer", state)
+        self._held[:] = False
+        self._held[state["rows"].numpy()] = True
+        self._sweep()
+
+    def close(self) -> None:
+        """Leave the folder to others; nothing can be read or written any more."""
+        for column in (self._stamps, *self._columns):
+            column.close()
+        self._unlock()
+
+    def _fitting(self, names: Sequence[str], like: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The columns for samples like these; raises if the folder holds others."""
+        forms = [
+            {"name": name, "shape": list(part.shape[1:]), "dtype": _type_name(part.dtype)}
+            for name, part in zip(names, like, strict=True)
+        ]
+        if forms and self._forms and self._forms != forms:
+            theirs, own = (
+                ", ".join(f"{form['name']} {tuple(form['shape'])} {form['dtype']}" for form in each)
+                for each in (self._forms, forms)
+            )
+            raise UsageError(
+                f"{self.path} holds a buffer of other samples: {theirs}; these are {own}. "
+                "Use another folder, or delete this one to start anew."
+            )
+        empty = [name for name, part in zip(names, like, strict=True) if 0 in part.shape[1:]]
+        if empty:
+            raise UsageError(f"{', '.join(empty)} has no elements, of which no file can be made. Leave it out.")
+        return forms
+
+    def _rows(self, number: int, like: Tensor) -> _Rows:
+        """The file of a column, named after what it holds."""
+        words = [str(number), "x".join(map(str, like.shape[1:])), _type_name(like.dtype)]
+        return _Rows(self.path / f"{'-'.join(filter(None, words))}.rows", like.shape[1:], like.dtype)
+
+    def _take(self, count: int) -> list[int]:
+        """So many free rows."""
+        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = range(self._end, self._end + count - len(again))
+        self._extend(fresh.stop)
+        return [*again, *fresh]
+
+    def _extend(self, end: int) -> None:
+        """Let rows before `end` be used."""
+        self._end = max(self._end, end)
+        if self._end > len(self._held):
+            self._held = numpy.append(self._held, numpy.zeros(self._end, bool))
+
+    def _sweep(self) -> None:
+        """Find all rows that are neither in use nor held."""
+        idle = ~self._held[: self._end]
+        idle[self._row[self._row >= 0]] = False
+        self._free = idle.nonzero()[0].tolist()
+
+    def _read_forms(self) -> list[dict[str, Any]]:
+        """The columns that `buffer.json` names; it is written if there is none."""
+        path = self.path / "buffer.json"
+        if not path.exists():
+            self._write_forms([])
+        try:
+            about = json.loads(path.read_text("utf-8"))
+            version, capacity, forms = about["version"], about["capacity"], list(about["columns"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StorageError(f"{path} is damaged: {error!r}. {ADVICE}") from None
+        if version != VERSION:
+            raise StorageError(
+                f"{self.path} is a buffer of format version {version!r}; this Holdfast reads version {VERSION}. "
+                "Continue with the Holdfast that made it, or use another folder."
+            )
+        if capacity != self.capacity:
+            raise UsageError(
+                f"{self.path} holds a buffer of {capacity} samples, not {self.capacity}. "
+                f"Use a buffer size of {capacity}, or another folder."
+            )
+        return forms
+
+    def _write_forms(self, forms: list[dict[str, Any]]) -> None:
+        about = {"version": VERSION, "capacity": self.capacity, "columns": forms}
+        scratch = self.path / SCRATCH
+        scratch.write_text(json.dumps(about), "utf-8")
+        scratch.replace(self.path / "buffer.json")
+        self._forms = forms
+
+
+class _Rows:
+    """A file of rows of one shape and type. Written by calls, so that a full disk is an error and not a signal."""
+
+    def __init__(self, path: Path, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.path, self.shape, self.dtype = path, tuple(shape), dtype
+        self.size = prod(shape) * dtype.itemsize
+        """Bytes per row."""
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.close = weakref.finalize(self, os.close, self._handle)
+        self._mapped = numpy.empty((0, self.size), numpy.uint8)
+        self._touched = 0
+        """Bytes of the mapping that may have come into memory."""
+
+    def __len__(self) -> int:
+        return os.fstat(self._handle).st_size // self.size
+
+    def reserve(self, start: int, stop: int) -> None:
+        """Make sure of room on the disk for these rows."""
+        if hasattr(os, "posix_fallocate"):  # elsewhere, writing tells
+            os.posix_fallocate(self._handle, start * self.size, (stop - start) * self.size)
+
+    def write(self, rows: Sequence[int], values: Tensor) -> None:
+        """Put values[i] into row rows[i]."""
+        content = values.reshape(-1).view(torch.uint8).numpy().data
+        for first, last in _runs(rows):
+            part, at = content[first * self.size : last * self.size], rows[first] * self.size
+            while len(part):
+                written = os.pwrite(self._handle, part, at)
+                part, at = part[written:], at + written
+
+    def read(self, rows: numpy.ndarray[Any, Any]) -> Tensor:
+        """Copies of these rows."""
+        self._touched += len(rows) * (self.size + AROUND)
+        if (self._touched > WINDOW and self._mapped.nbytes > WINDOW) or rows.max(initial=-1) >= len(self._mapped):
+            self._map()
+        return torch.from_numpy(self._mapped[rows]).view(self.dtype).view(len(rows), *self.shape)
+
+    def flush(self) -> None:
+        """Wait until everything written is on the disk."""
+        os.fsync(self._handle)
+
+    def _map(self) -> None:
+        """Map the file as it is now. What came into memory through the last mapping leaves it with that one."""
+        self._mapped = numpy.frombuffer(mmap(self._handle, len(self) * self.size, access=ACCESS_READ), numpy.uint8)
+        self._mapped = self._mapped.reshape(len(self), self.size)
+        self._touched = 0
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where stretches of consecutive numbers begin and end in `rows`."""
+    first = 0
+    for last in range(1, len(rows) + 1):
+        if last == len(rows) or rows[last] != rows[last - 1] + 1:
+            yield first, last
+            first = last
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _take_possession(path: Path) -> int:
+    """Create the folder, which must be a buffer's if it is not empty, and lock it until the result is closed."""
+    path.mkdir(parents=True, exist_ok=True)
+    names = {file.name for file in path.iterdir()}
+    if "buffer.json" not in names and names - {"lock", SCRATCH}:
+        raise UsageError(f"{path} is neither empty nor the folder of a buffer. Use another one.")
+    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    if not lock(handle, wait=False):
+        os.close(handle)
+        raise StorageError(
+            f"{path} is in use by another buffer, perhaps of another process. Wait until that ends, close() it, or use "
+            "another folder."
+        )
+    return handle
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of the system, as errors for people."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the buffer in {path} cannot be used: {error.strerror or error}. Nothing that was stored is lost: make "
+            "room there, or mend what is wrong, and go on."
+        ) from error
+
+
+def _words(rows: Tensor) -> Tensor:
+    """Bytes as 64-bit words where each row has whole ones: a CPU copies them six times as fast."""
+    size = prod(rows.shape[1:])
+    if rows.dtype != torch.uint8 or size % 8:
+        return rows
+    return rows.contiguous().view(len(rows), size).view(torch.int64)

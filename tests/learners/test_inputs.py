@@ -1,0 +1,84 @@
+"""Inputs of several tensors: the same learning as with their concatenation, and no harm from a wrong minibatch."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
+from holdfast.errors import UsageError
+from holdfast.learners import Sgd
+from learners.conftest import assert_same_state, network, plain_copy, stream
+
+LEARNERS = {
+    "sgd": Sgd,
+    "er": lambda *args, **options: hf.ExperienceReplay(*args, buffer_size=20, **options),
+    "consistency": lambda *args, **options: hf.ConsistencyReplay(*args, buffer_size=20, **options),
+}
+
+
+class Halves(nn.Module):
+    """A network for images that come as a left and a right half, and something that it does not look at."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        assert list(x) == ["right", "left", "ids"]
+        assert x["ids"][0].dtype == torch.int64
+        return self.inner(torch.cat([x["left"], x["right"]], dim=3))
+
+
+def halves(x):
+    return {"right": x[..., 3:], "left": x[..., :3], "ids": (torch.arange(len(x)), [x.bool()])}
+
+
+def make(name, model, **options):
+    return LEARNERS[name](model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_dict_teaches_what_its_tensors_teach(name, kind):
+    plain, inner = network(kind), network(kind)
+    learner = make(name, plain, augment=lambda x: x + 1)
+    nested = make(name, Halves(inner), augment=lambda x: x | {side: x[side] + 1 for side in ("left", "right")})
+    for x, y in stream(8):
+        assert learner.observe(x, y) == nested.observe(halves(x), y)
+    assert_same_state(plain, inner, rtol=0, atol=0)
+
+
+def test_saved_and_loaded(tmp_path):
+    learners = [make("consistency", Halves(network("mlp"))) for _ in range(2)]
+    batches = list(stream(8))
+    for x, y in batches[:4]:
+        learners[0].observe(halves(x), y)
+    learners[0].save(tmp_path / "file")
+    learners[1].load(tmp_path / "file")
+    for x, y in batches[4:]:
+        assert learners[0].observe(halves(x), y) == learners[1].observe(halves(x), y)
+
+
+@pytest.mark.parametrize("name", ["er", "consistency"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x | {"left": x["left"][..., :2]}, r"x\['left'\] of shape \(1, 6, 2\) per sample"),
+        (lambda x: x | {"left": x["left"].float()}, r"x\['left'\] of type torch.float32"),
+        (lambda x: {side: x[side] for side in ("left", "right")}, r"x\['ids'\]\[0\] is missing"),
+        (lambda x: x | {"left": x["left"][:3]}, r"x\['left'\] has 3"),
+        (lambda x: x | {"left": None}, r"x\['left'\] is of type NoneType"),
+    ],
+)
+def test_a_wrong_minibatch_changes_nothing(name, change, message):
+    inner = network("batchnorm")
+    learner = make(name, Halves(inner))
+    for x, y in stream(3):
+        learner.observe(halves(x), y)
+    before, state = plain_copy("batchnorm", inner), learner.buffer.generator.get_state()
+    with pytest.raises(UsageError, match=message):
+        learner.observe(change(halves(x)), y)
+    assert_same_state(inner, before, rtol=0, atol=0)
+    assert torch.equal(learner.buffer.generator.get_state(), state)
+    assert learner.buffer.offered == 24
+    learner.observe(halves(x), y)
