@@ -18,6 +18,7 @@ from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
+from holdfast.sharded import ShardedReservoir
 from holdfast.training import run
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Reservoir",
     "RunConfig",
     "RunResult",
+    "ShardedReservoir",
     "StorageError",
     "TrainingError",
     "UsageError",

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = ["derive_seed", "generator", "global_state", "restore", "restore_globally", "seeded_globally"]
+__all__ = [
+    "derive_seed",
+    "generator",
+    "global_generators",
+    "global_state",
+    "restore",
+    "restore_globally",
+    "seeded_globally",
+]
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -40,12 +48,12 @@ def global_state(device: torch.device) -> dict[str, Tensor]:
 
     Layers that are random in training, such as dropout, take no generator and draw from these.
     """
-    return {kind: each.get_state() for kind, each in _global_generators(device).items()}
+    return {kind: each.get_state() for kind, each in global_generators(device).items()}
 
 
 def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
     """Put PyTorch's global generators where they were when `global_state` was asked."""
-    own = _global_generators(device)
+    own = global_generators(device)
     if states.keys() != own.keys():
         raise UsageError(
             f"the saved random states are of {' and '.join(states)}, here they are of {' and '.join(own)}: "
@@ -55,7 +63,7 @@ def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
         restore(each, states[kind])
 
 
-def _global_generators(device: torch.device) -> dict[str, torch.Generator]:
+def global_generators(device: torch.device) -> dict[str, torch.Generator]:
     """By kind of device."""
     found = {"cpu": torch.default_generator}
     if device.type == "cuda":

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View
@@ -23,10 +24,12 @@ from holdfast.errors import TrainingError, UsageError
 from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
 from holdfast.nested import Nested, rows, transform
+from holdfast.ranks import Ranks
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import generator as seeded_generator
-from holdfast.rng import global_state, restore, restore_globally
+from holdfast.rng import global_generators, global_state, restore, restore_globally
+from holdfast.sharded import ShardedReservoir
 
 __all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "widen"]
 
@@ -101,6 +104,11 @@ class Learner:
     With `validate`, what comes in is checked before anything changes, and a loss that is not finite raises; on a GPU
     that is looked at every 100 steps, since looking waits for the device. Without it, nothing in a step waits: no
     branch on a tensor's value, no `.item()`. That is what lets the same code be captured in a CUDA graph.
+
+    A model in DistributedDataParallel makes this one learner of all ranks: each observes minibatches of its own, and
+    together they have one buffer. Every rank calls the same methods at the same time. The buffer's size counts the
+    samples of all ranks; sizes of draws, and the losses, are a rank's own. `model` is then the module inside, which one
+    rank can use alone, and checkpoints are those of a learner without ranks. Its head cannot grow.
     """
 
     all_at_once: ClassVar[bool] = False
@@ -124,9 +132,13 @@ class Learner:
         validate: bool = True,
         seed: int = 0,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
         self.network: Callable[[Any], Tensor] = model
-        """What computes the model's output in a step: the model, or its compiled form."""
+        """What computes the model's output in a step: the model, its compiled form, or what spreads it over ranks."""
+        self.model, self.optimizer = model, optimizer
+        self.ranks: Ranks | None = None
+        """The processes that learn together, if there are several."""
+        if isinstance(model, DistributedDataParallel):
+            self.model, self.ranks = model.module, Ranks(model.process_group)
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, list(PRECISIONS))
@@ -142,6 +154,11 @@ class Learner:
         self.class_weights = None if class_weights is None else _class_weights(class_weights, self.device)
         self._wants_loss = scheduler is not None and "metrics" in signature(scheduler.step).parameters
         """As ReduceLROnPlateau does."""
+        if head is not None and self.ranks is not None:
+            raise UsageError(
+                "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
+                "Give the head as many outputs as there will be classes."
+            )
         self.head = None if head is None else Head(model, head)
         self._outputs: int | None = None
         """How many outputs the model had when last seen."""
@@ -149,6 +166,16 @@ class Learner:
         """Takes back what the forward pass moved, if its outputs show that the labels were wrong."""
         self._unwatched = 0
         """Steps since the loss was last looked at."""
+
+    def reserve(
+        self, capacity: int, seed: int, generator: torch.Generator | None, storage: str | Path = "device"
+    ) -> Reservoir:
+        """A buffer of `capacity` samples, of all ranks together if there are several."""
+        if self.ranks is None:
+            generator = generator or seeded_generator(seed, "buffer", self.device)
+            return Reservoir(capacity, generator=generator, storage=storage)
+        generator = generator or seeded_generator(seed, "buffer")
+        return ShardedReservoir(capacity, ranks=self.ranks, generator=generator, device=self.device, storage=storage)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -274,6 +301,8 @@ class Learner:
             state["buffer"] = self.buffer.state_dict()
         if (generator := self._view_generator()) is not None:
             state["augment"] = generator.get_state()
+        if self.ranks is not None:
+            self._add_ranks(self.ranks, state)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -282,13 +311,11 @@ class Learner:
         A head that may grow does so first, if the saved one had. PyTorch's global generators are put back as well, for
         the whole process.
         """
-        self._check_state(state)
-        restore_globally(state["global"], self.device)
+        with self._together("continue from a saved learner"):
+            self._check_state(state)
         if self.head is not None:
             self.grow(len(state["model"][f"{self.head.name}.weight"]))
-        generator = self._view_generator()
-        if generator is not None:
-            restore(generator, state["augment"])
+        self._restore(state)
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         if hasattr(self.optimizer, "load_state_dict"):
@@ -304,19 +331,26 @@ class Learner:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
         `extra` is kept with it: the position in the stream, metrics; numbers, texts, tensors, and dicts and lists of
-        them. A model that is broken, see `check_finite`, raises and does not replace one that was not. Of a buffer in a
-        folder, the checkpoint says which rows it consists of; the folder keeps those of the checkpoint written or
-        loaded last, and of no other.
+        them. A model that is broken, see `check_finite`, raises and does not replace one that was not. Of several
+        ranks, the first writes the whole; all return once it is there. Of a buffer in a folder, the checkpoint says
+        which rows it consists of; the folder keeps those of the checkpoint written or loaded last, and of no other.
         """
-        self.check_finite()
+        with self._together("check the model"):
+            self.check_finite()
         state = {"learner": self.state_dict(), "extra": dict(extra or {})}
-        checkpoint.write(Path(path), "learner", state)
+        with self._together("save a checkpoint"):
+            if self.ranks is None or self.ranks.rank == 0:
+                checkpoint.write(Path(path), "learner", state)
         if self.buffer is not None:
             self.buffer.keep(state["learner"]["buffer"])
 
     def load(self, path: Path | str) -> dict[str, Any]:
-        """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it."""
-        state = checkpoint.read(Path(path), "learner").state
+        """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it.
+
+        It may be of any number of ranks, or of a learner without. Each rank reads it, so all must see the file.
+        """
+        with self._together("read a checkpoint"):
+            state = checkpoint.read(Path(path), "learner").state
         self.load_state_dict(state["learner"])
         if self.buffer is not None:
             self.buffer.keep()
@@ -396,6 +430,33 @@ class Learner:
         if groups is None:
             return list(self.model.parameters())
         return [parameter for group in groups for parameter in group["params"]]
+
+    def _together(self, action: str) -> AbstractContextManager[object]:
+        """What fails inside on one rank fails on all of them."""
+        return nullcontext() if self.ranks is None else self.ranks.together(action)
+
+    def _add_ranks(self, ranks: Ranks, state: dict[str, Any]) -> None:
+        """Make `state` the same on all ranks: the first one's, with what is each rank's own beside it."""
+        with ranks.together("read the learner") as meeting:
+            meeting.form = f"views {'with' if 'augment' in state else 'without'} a generator"
+        state["ranks"] = {"global": {kind: ranks.gather(each) for kind, each in state["global"].items()}}
+        state["global"] = {kind: each[0] for kind, each in state["ranks"]["global"].items()}
+        if "augment" in state:
+            state["ranks"]["augment"] = ranks.gather(state["augment"])
+            state["augment"] = state["ranks"]["augment"][0]
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Put the generators back; of several ranks, each its own."""
+        restore_globally(state["global"], self.device)
+        if (view := self._view_generator()) is not None:
+            restore(view, state["augment"])
+        if self.ranks is None:
+            return
+        saved = state.get("ranks", {})
+        for kind, each in global_generators(self.device).items():
+            self.ranks.restore(each, saved.get("global", {}).get(kind, [state["global"][kind]]))
+        if view is not None:
+            self.ranks.restore(view, saved.get("augment", [state["augment"]]))
 
     def _view_generator(self) -> torch.Generator | None:
         """The generator that decides augmentation, where the view has one."""

@@ -10,6 +10,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
@@ -21,7 +22,6 @@ from holdfast.models import GroupedForward
 from holdfast.nested import Nested, concat, rows
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
-from holdfast.rng import generator as seeded_generator
 
 __all__ = ["ConsistencyReplay"]
 
@@ -86,9 +86,10 @@ class ConsistencyReplay(Learner):
         check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
-        generator = generator or seeded_generator(seed, "buffer", self.device)
-        self.buffer = Reservoir(buffer_size, generator=generator, storage=storage)
-        self.groups = GroupedForward(model)
+        self.buffer = self.reserve(buffer_size, seed, generator, storage)
+        self.groups = GroupedForward(self.model)
+        if isinstance(model, DistributedDataParallel) and not self.groups.fused:
+            _check_passes(model)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -163,6 +164,19 @@ class ConsistencyReplay(Learner):
 def _rows(outputs: Tensor) -> Tensor:
     """Outputs as (B, C), which they mostly are."""
     return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
+
+
+def _check_passes(model: DistributedDataParallel) -> None:
+    """Raise if the model cannot go through several passes before one backward pass.
+
+    DistributedDataParallel writes the first rank's buffers over the other ranks' before every pass. Those of BatchNorm
+    belong to the pass before as well, and not every PyTorch then allows its backward pass.
+    """
+    if model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+        raise UsageError(
+            "this model's BatchNorm takes three passes a step, and DistributedDataParallel would change its buffers "
+            "between them: apply holdfast.group_batchnorm to the model before wrapping it, which makes it one pass."
+        )
 
 
 def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:

@@ -16,7 +16,6 @@ from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.nested import Nested, concat, rows, split
-from holdfast.rng import generator as seeded_generator
 
 __all__ = ["ExperienceReplay"]
 
@@ -73,8 +72,7 @@ class ExperienceReplay(Learner):
         check_weights(alpha=alpha)
         check_sizes(replay_size=replay_size)
         self.alpha, self.replay_size = alpha, replay_size
-        generator = generator or seeded_generator(seed, "buffer", self.device)
-        self.buffer = Reservoir(buffer_size, generator=generator, storage=storage)
+        self.buffer = self.reserve(buffer_size, seed, generator, storage)
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
