@@ -14,7 +14,7 @@ from holdfast import errors
 from holdfast.errors import HoldfastError, TrainingError, UsageError
 from holdfast.rng import derive_seed, restore
 
-__all__ = ["Meeting", "Ranks", "beside"]
+__all__ = ["Meeting", "Ranks", "to_device"]
 
 
 @dataclass
@@ -85,13 +85,13 @@ class Ranks:
         with _contact():
             dist.all_to_all_single(
                 arrived,
-                rows[beside(leaving.argsort(stable=True), rows)],
+                rows[to_device(leaving.argsort(stable=True), rows.device)],
                 coming.bincount(minlength=self.size).tolist(),
                 leaving.bincount(minlength=self.size).tolist(),
                 group=self.hosts if rows.device.type == "cpu" else self.group,
             )
         # They come rank by rank; the second argsort inverts the first.
-        return arrived[beside(coming.argsort(stable=True).argsort(), rows)]
+        return arrived[to_device(coming.argsort(stable=True).argsort(), rows.device)]
 
     def gather(self, data: Tensor) -> list[Tensor]:
         """Every rank's bytes, (any length,) uint8 in host memory."""
@@ -130,9 +130,9 @@ class Ranks:
         raise problem or getattr(errors, kind, HoldfastError)(f"rank {culprit} failed: {message}")
 
 
-def beside(index: Tensor, rows: Tensor) -> Tensor:
-    """`index`, which is in host memory, on the device of `rows`, without waiting for that device."""
-    return index if rows.device.type == "cpu" else index.pin_memory().to(rows.device, non_blocking=True)
+def to_device(index: Tensor, device: torch.device) -> Tensor:
+    """`index`, which is in host memory, on `device`, without waiting for it."""
+    return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.buffer import Draw, Reservoir
 from holdfast.errors import UsageError
-from holdfast.ranks import Ranks, beside
+from holdfast.ranks import Ranks, to_device
 from holdfast.rng import derive_seed, restore
 
 __all__ = ["ShardedReservoir", "pack", "unpack"]
@@ -91,7 +91,7 @@ class ShardedReservoir(Reservoir):
         kept = slots < self.capacity
         origin = self._each_rank(sizes)
         own = kept[origin == self.ranks.rank].nonzero().squeeze(1)
-        self._put(slots[kept], origin[kept], [part.to(self.device)[beside(own, self._columns[0])] for part in batch])
+        self._put(slots[kept], origin[kept], [part.to(self.device)[to_device(own, self.device)] for part in batch])
         self.seen += len(slots)
         self.offered += len(slots)
 
@@ -155,14 +155,14 @@ class ShardedReservoir(Reservoir):
         """Write samples to `slots`; `rows` are those this rank offers, `origin` says who offers which."""
         owner = slots % self.ranks.size
         arrived = self.ranks.ship(pack(rows), origin, owner)
-        places = beside(slots[owner == self.ranks.rank] // self.ranks.size, arrived)
+        places = to_device(slots[owner == self.ranks.rank] // self.ranks.size, self.device)
         for column, part in zip(self._columns, unpack(arrived, self._columns), strict=True):
             column.index_copy_(0, places, part)
 
     def _get(self, slots: Tensor, asker: Tensor) -> list[Tensor]:
         """What is in those of `slots` that this rank asks for."""
         owner = slots % self.ranks.size
-        places = beside(slots[owner == self.ranks.rank] // self.ranks.size, self._columns[0])
+        places = to_device(slots[owner == self.ranks.rank] // self.ranks.size, self.device)
         rows = pack([column.index_select(0, places) for column in self._columns])
         return unpack(self.ranks.ship(rows, owner, asker), self._columns)
 
