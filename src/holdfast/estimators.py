@@ -21,7 +21,7 @@ from holdfast.regularizers import Regularizer
 from holdfast.rng import generator, restore, seeded_globally
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -30,26 +30,13 @@ except ImportError as error:
         "the estimators need scikit-learn 1.6 or newer: install the extra 'sklearn' (pip install 'holdfast[sklearn]')."
     ) from error
 
-__all__ = ["ReplayClassifier"]
+__all__ = ["ReplayClassifier", "ReplayRegressor"]
 
 Array = NDArray[Any]
 
 
-class ReplayClassifier(ClassifierMixin, BaseEstimator):
-    """A network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
-
-    `partial_fit` makes one pass over the samples it is given; call it with every new portion of the stream. Each
-    minibatch is accompanied by samples from a buffer of `buffer_size`, which holds a uniform sample of everything seen.
-
-    `model` is the name of a registered network ("mlp": two hidden layers of 100 units) or a callable
-    (shape of one sample, number of classes) -> torch module. `regularizer` keeps the answers on stored samples where
-    they were, weighed by `beta`: a registered name, a function of two logit tensors, or None for plain replay; `alpha`
-    weighs the replayed samples. `buffer_size=None` learns without any memory, for comparison. `optimizer` is a callable
-    such as torch.optim.SGD, called with the parameters and `lr`; Adam if None. `epochs` are those of `fit`. Features
-    should be scaled as for any network, to about unit variance.
-
-    Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
-    """
+class _ReplayEstimator(BaseEstimator):
+    """What both estimators share: settings, a network made when the first samples come, passes over samples."""
 
     def __init__(
         self,
@@ -78,63 +65,19 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
-        x, labels = self._samples(X, y, first=True)
-        classes = np.unique(labels)
-        self._begin(x, classes)
-        for _ in range(self._positive("epochs")):
-            self._learn(x, _numbers(labels, classes))
-        return self
-
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Learn on from X (n, features) and labels y (n,) in one pass.
-
-        `classes` are all labels that will ever come; the first call needs them, unless `fit` was called before.
-        """
-        first = not hasattr(self, "learner_")
-        if first and classes is None:
-            raise UsageError("classes must be given on the first call to partial_fit: all labels that will ever come.")
-        x, labels = self._samples(X, y, first=first)
-        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
-        numbers = _numbers(labels, known)
-        if first:
-            self._begin(x, known)
-        elif not np.array_equal(known, self.classes_):
-            raise UsageError(f"classes {known.tolist()} are not those of the first call, {self.classes_.tolist()}.")
-        self._learn(x, numbers)
-        return self
-
-    def predict_proba(self, X: ArrayLike) -> Array:
-        """Probabilities (n, classes), in the order of `classes_`."""
-        check_is_fitted(self)
-        x = self._tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=self._any_shape()))
-        logits = predict(self.module_, x.to(self.learner_.device), _as_it_is)
-        probabilities: Array = torch.softmax(logits, dim=1).cpu().numpy()
-        return probabilities
-
-    def predict(self, X: ArrayLike) -> Array:
-        """The most probable label of each sample, (n,)."""
-        probabilities = self.predict_proba(X)
-        labels: Array = self.classes_[probabilities.argmax(axis=1)]
-        return labels
-
     @property
     def module_(self) -> nn.Module:
         """The network."""
         check_is_fitted(self, "learner_")
         return self.learner_.model
 
-    def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
-        """The samples as a tensor and their labels, checked the way scikit-learn does."""
-        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=self._any_shape())
-        check_classification_targets(labels)
-        return self._tensor(x), labels
+    def _options(self) -> dict[str, Any]:
+        """What the learner is told beyond the settings."""
+        return {}
 
-    def _begin(self, x: Tensor, classes: Array) -> None:
+    def _begin(self, x: Tensor, outputs: int) -> None:
         """A new network and a new learner."""
-        self.classes_ = classes
-        self._shape = tuple(x.shape[1:])
+        self._shape, self._outputs = tuple(x.shape[1:]), outputs
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._order = generator(self._seed, "order")
         self.learner_ = self._build()
@@ -142,14 +85,15 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):
     def _build(self) -> Learner:
         make = MODELS[self.model] if isinstance(self.model, str) else self.model
         with seeded_globally(self._seed, "init"):
-            network = group_batchnorm(make(self._shape, len(self.classes_))).to(self.device)
+            network = group_batchnorm(make(self._shape, self._outputs)).to(self.device)
         optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
+        options = self._options()
         if self.buffer_size is None:
-            return LEARNERS["sgd"](network, optimizer)
-        memory: dict[str, Any] = {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
+            return LEARNERS["sgd"](network, optimizer, **options)
+        options |= {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
         if self.regularizer is None:
-            return ExperienceReplay(network, optimizer, **memory)
-        return ConsistencyReplay(network, optimizer, regularizer=self.regularizer, beta=self.beta, **memory)
+            return ExperienceReplay(network, optimizer, **options)
+        return ConsistencyReplay(network, optimizer, regularizer=self.regularizer, beta=self.beta, **options)
 
     def _learn(self, x: Tensor, y: Tensor) -> None:
         """One pass over the samples in random order."""
@@ -166,6 +110,12 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):
         parts[-1] = torch.cat([parts[-1], rows[whole:]])
         return iter(parts)
 
+    def _answers(self, X: ArrayLike) -> Tensor:
+        """The network's outputs (n, outputs)."""
+        check_is_fitted(self)
+        x = _tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=self._any_shape()))
+        return predict(self.module_, x.to(self.learner_.device), _as_it_is).cpu()
+
     def _positive(self, name: str) -> int:
         value: int = getattr(self, name)
         if value < 1:
@@ -175,9 +125,6 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):
     def _any_shape(self) -> bool:
         """Whether samples may have more than one dimension: a network of one's own may want images."""
         return not isinstance(self.model, str) or self.model != "mlp"
-
-    def _tensor(self, x: Array) -> Tensor:
-        return torch.from_numpy(np.array(x))  # a copy: what scikit-learn hands on may be read-only
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and joblib: the learner as its state_dict, which is what it promises to restore."""
@@ -196,6 +143,121 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):
             self.learner_.load_state_dict(state["learner_"])
 
 
+class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
+    """A network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
+
+    `partial_fit` makes one pass over the samples it is given; call it with every new portion of the stream. Each
+    minibatch is accompanied by samples from a buffer of `buffer_size`, which holds a uniform sample of everything seen.
+
+    `model` is the name of a registered network ("mlp": two hidden layers of 100 units) or a callable
+    (shape of one sample, number of classes) -> torch module. `regularizer` keeps the answers on stored samples where
+    they were, weighed by `beta`: a registered name, a function of two logit tensors, or None for plain replay; `alpha`
+    weighs the replayed samples. `buffer_size=None` learns without any memory, for comparison. `optimizer` is a callable
+    such as torch.optim.SGD, called with the parameters and `lr`; Adam if None. `epochs` are those of `fit`. Features
+    should be scaled as for any network, to about unit variance.
+
+    Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
+        x, labels = self._samples(X, y, first=True)
+        self.classes_ = np.unique(labels)
+        self._begin(x, len(self.classes_))
+        for _ in range(self._positive("epochs")):
+            self._learn(x, _numbers(labels, self.classes_))
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Learn on from X (n, features) and labels y (n,) in one pass.
+
+        `classes` are all labels that will ever come; the first call needs them, unless `fit` was called before.
+        """
+        first = not hasattr(self, "learner_")
+        if first and classes is None:
+            raise UsageError("classes must be given on the first call to partial_fit: all labels that will ever come.")
+        x, labels = self._samples(X, y, first=first)
+        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
+        numbers = _numbers(labels, known)
+        if first:
+            self.classes_ = known
+            self._begin(x, len(known))
+        elif not np.array_equal(known, self.classes_):
+            raise UsageError(f"classes {known.tolist()} are not those of the first call, {self.classes_.tolist()}.")
+        self._learn(x, numbers)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probabilities (n, classes), in the order of `classes_`."""
+        probabilities: Array = torch.softmax(self._answers(X), dim=1).numpy()
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The most probable label of each sample, (n,)."""
+        probabilities = self.predict_proba(X)
+        labels: Array = self.classes_[probabilities.argmax(axis=1)]
+        return labels
+
+    def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
+        """The samples as a tensor and their labels, checked the way scikit-learn does."""
+        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=self._any_shape())
+        check_classification_targets(labels)
+        return _tensor(x), labels
+
+
+class ReplayRegressor(RegressorMixin, _ReplayEstimator):
+    """A regression network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
+
+    The loss is the mean squared error; targets, like features, should be scaled to about unit variance. Everything else
+    is as in `ReplayClassifier`: `model` is called with the shape of one sample and the number of targets, and
+    `regularizer` compares the network's outputs now and then.
+
+    Attributes after fitting: `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Start anew and learn from X (n, features) and targets y (n,) or (n, targets) for `epochs` passes."""
+        x, targets = self._samples(X, y, first=True)
+        self._begin(x, targets.shape[1])
+        for _ in range(self._positive("epochs")):
+            self._learn(x, targets)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn on from X (n, features) and targets y, of the form of the first call, in one pass."""
+        first = not hasattr(self, "learner_")
+        x, targets = self._samples(X, y, first=first)
+        if first:
+            self._begin(x, targets.shape[1])
+        self._learn(x, targets)
+        return self
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The targets, in the form in which they were learned: (n,) or (n, targets)."""
+        answers: Array = self._answers(X).numpy()
+        return answers[:, 0] if self._flat else answers
+
+    def _options(self) -> dict[str, Any]:
+        return {"loss": nn.functional.mse_loss}
+
+    def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
+        """The samples and their targets (n, targets) as tensors, checked the way scikit-learn does."""
+        x, targets = validate_data(
+            self, X, y, dtype=np.float32, reset=first, allow_nd=self._any_shape(), multi_output=True, y_numeric=True
+        )
+        rows = _tensor(np.asarray(targets, dtype=np.float32).reshape(len(targets), -1))
+        if first:
+            self._flat = targets.ndim == 1
+        elif rows.shape[1] != self._outputs:
+            raise UsageError(f"y has {rows.shape[1]} targets per sample, but the network learned {self._outputs}.")
+        return _tensor(x), rows
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output, tags.target_tags.multi_output = True, True
+        return tags
+
+
 def _numbers(labels: Array, classes: Array) -> Tensor:
     """The place of each label among the sorted classes, (n,)."""
     unknown = np.setdiff1d(labels, classes)
@@ -205,6 +267,10 @@ def _numbers(labels: Array, classes: Array) -> Tensor:
             "Name all classes on the first call to partial_fit."
         )
     return torch.from_numpy(np.searchsorted(classes, labels))
+
+
+def _tensor(x: Array) -> Tensor:
+    return torch.from_numpy(np.array(x))  # a copy: what scikit-learn hands on may be read-only
 
 
 def _as_it_is(x: Tensor) -> Tensor:
