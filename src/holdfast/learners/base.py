@@ -23,7 +23,7 @@ from holdfast.errors import UsageError
 from holdfast.learners import checks, fitting
 from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
-from holdfast.nested import Nested, transform
+from holdfast.nested import Nested, rows, transform
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import generator as seeded_generator
@@ -216,7 +216,7 @@ class Learner:
         """Labels must name one of the model's outputs; what the forward pass moved is put back if they do not."""
         if not self.validate or self.loss is not None:
             return
-        if logits.dim() != 2 or len(logits) < len(y):
+        if logits.dim() != 2 or rows(logits) < rows(y):
             raise UsageError(
                 f"the model's outputs have shape {tuple(logits.shape)}; cross-entropy needs (samples, classes). "
                 "Give a loss of your own for outputs of another form."
