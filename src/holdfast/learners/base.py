@@ -80,7 +80,8 @@ class Learner:
     the network under autocast; weights, losses and what the buffer holds stay in float32, so that any optimiser works.
 
     `head` names the model's last nn.Linear and lets it grow: a label beyond its outputs adds what is missing, new ones
-    initialised as in a new layer (`seed` decides), while the optimiser keeps its state; see also `grow`.
+    initialised as in a new layer (`seed` decides), while the optimiser keeps its state; see also `grow`. Regularizers
+    that are means over classes, such as "mse", weigh more as long as there are few.
 
     With `validate`, what comes in is checked before anything changes, and a loss that is not finite raises; on a GPU
     that is looked at every 100 steps, since looking waits for the device. Without it, nothing in a step waits: no
