@@ -42,7 +42,7 @@ def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     slot = torch.where(n < capacity, n, (uniforms * (n + 1)).long()).clamp_(max=capacity)
     # The last comer per slot; the extra entry gathers those who go nowhere.
     last = order.new_full((capacity + 1,), -1).scatter_reduce_(0, slot, order, "amax")
-    return torch.where(last[slot] == order, slot, capacity)
+    return torch.where(last.index_select(0, slot) == order, slot, capacity)
 
 
 class Reservoir:
@@ -99,7 +99,7 @@ class Reservoir:
         batch = leaves(x, "x") | leaves(y, "y")
         if logits is not None:
             batch["logits"] = logits
-        count, *others = {len(part) for part in batch.values()}
+        count, *others = {part.shape[0] for part in batch.values()}
         if others:
             counts = ", ".join(str(len(part)) for part in batch.values())
             raise UsageError(f"{', '.join(batch)} must have one row per sample each, not {counts}.")

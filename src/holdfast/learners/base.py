@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
@@ -19,7 +20,7 @@ from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import TrainingError, UsageError
-from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler
+from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
 from holdfast.nested import Nested, rows, transform
 from holdfast.registry import Registry, unknown_name
@@ -177,7 +178,7 @@ class Learner:
 
     def forward(self, x: Nested) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
+        with self.autocast():
             logits: Tensor = self.network(x)
         if not isinstance(logits, Tensor):
             raise UsageError(
@@ -185,6 +186,10 @@ class Learner:
                 "Wrap the model in a module that returns the outputs alone."
             )
         return widen(logits)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision in which the network computes."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.reduced else nullcontext()
 
     def criterion(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The mean loss of a minibatch: cross-entropy, or what was given instead."""
@@ -197,7 +202,7 @@ class Learner:
         """One step of the optimiser along the gradient of `loss`."""
         if self.validate:
             self._check_loss(loss)
-        self.optimizer.zero_grad()
+        forget_gradients(self.optimizer)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self._updated(), self.clip)
@@ -335,7 +340,8 @@ class Learner:
     def _check_range(self, y: Tensor) -> None:
         """Labels must name outputs. Where that is not known before the forward pass, it is prepared to be undone."""
         self._undo = None
-        low, high = (int(label) for label in y.aminmax())
+        least, most = y.aminmax()
+        low, high = int(least.item()), int(most.item())
         if low < 0:
             raise UsageError(f"label {low} names no output of the model: they are counted from 0.")
         if self.head is not None and high >= self.head.outputs:

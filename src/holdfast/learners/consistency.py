@@ -133,7 +133,7 @@ class ConsistencyReplay(Learner):
     def forward_groups(self, *inputs: Nested) -> list[Tensor]:
         """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
         views = self.augment(concat(inputs))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
+        with self.autocast():
             return self.groups(views, [rows(part) for part in inputs], self.network)
 
     def objective(self, outputs: list[Tensor], y: Nested, past: Tensor, labels: Nested) -> tuple[Losses, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["BfloatTwin", "Optimizer", "PlainSgd", "Scheduler"]
+__all__ = ["BfloatTwin", "Optimizer", "PlainSgd", "Scheduler", "forget_gradients"]
 
 
 class Optimizer(Protocol):
@@ -21,6 +21,16 @@ class Optimizer(Protocol):
 
     def step(self) -> Any:
         """Update the parameters."""
+
+
+def forget_gradients(optimizer: Optimizer) -> None:
+    """What `zero_grad` does; that of torch.optim spends ten times as long on a record for the profiler."""
+    if type(optimizer).zero_grad.__module__ != "torch.optim.optimizer" or "zero_grad" in vars(optimizer):
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:  # type: ignore[attr-defined]
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 class Scheduler(Protocol):

@@ -110,10 +110,17 @@ class ExperienceReplay(Learner):
         """The loss with its terms; the first `observed` rows are the minibatch, the others replayed."""
         if self.loss is not None or self.class_weights is not None:
             return self._weigh(split(outputs, sizes := [observed, len(outputs) - observed]), split(targets, sizes))
-        each = F.cross_entropy(outputs, targets, reduction="none")
-        current, replayed = each[:observed], each[observed:]
-        loss = (current.sum() + self.alpha * replayed.sum()) / len(each)
-        return Losses(loss, current.mean(), replayed.mean() if len(replayed) else self._zero, self._zero)
+        logs = outputs.log_softmax(dim=1)
+        if self.alpha == 1:
+            loss = F.nll_loss(logs, targets)
+        else:
+            weights = torch.full_like(targets, 1 / len(targets), dtype=logs.dtype)
+            weights[observed:] *= self.alpha
+            loss = F.nll_loss(logs, targets, reduction="none") @ weights
+        # The terms once again, apart from the loss: a gradient through slices costs more than that.
+        now, then = logs.detach()[:observed], logs.detach()[observed:]
+        replay = F.nll_loss(then, targets[observed:]) if len(then) else self._zero
+        return Losses(loss, F.nll_loss(now, targets[:observed]), replay, self._zero)
 
     def _weigh(self, outputs: list[Tensor], targets: list[Nested]) -> Losses:
         """The loss from its mean over the minibatch and over the draw."""
