@@ -87,7 +87,7 @@ def test_rot_mnist_stopped_twice(tmp_path, method):
 def test_a_convolutional_network_with_random_views(tmp_path, method, precision):
     """Compiled, captured, and in bfloat16 through a twin of the network, which must follow the loaded weights."""
     config = hf.RunConfig.preset("seq-cifar10", method, buffer_size=40).change(
-        tasks=1, epochs=3, precision=precision, lr=0.01
+        tasks=1, epochs=3, batch_size=32, precision=precision, lr=0.01
     )
     stream, path = made_up(config, samples=256), tmp_path / "run.safetensors"
     expected = finish(config, stream)

@@ -25,8 +25,8 @@ from holdfast.learners.growing import Head
 from holdfast.nested import Nested, rows, transform
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
+from holdfast.rng import check_globally, global_state, restore, restore_globally
 from holdfast.rng import generator as seeded_generator
-from holdfast.rng import global_state, restore, restore_globally
 
 __all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "widen"]
 
@@ -283,7 +283,6 @@ class Learner:
         the whole process.
         """
         self._check_state(state)
-        restore_globally(state["global"], self.device)
         if self.head is not None:
             self.grow(len(state["model"][f"{self.head.name}.weight"]))
         generator = self._view_generator()
@@ -299,6 +298,7 @@ class Learner:
         self.model.load_state_dict(state["model"])
         if isinstance(self.optimizer, BfloatTwin):
             self.optimizer.refresh()
+        restore_globally(state["global"], self.device)  # last, in case something above draws from them
 
     def save(self, path: Path | str, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
@@ -416,6 +416,7 @@ class Learner:
             if needed != (name in state):
                 has, lacks = ("this", "the saved") if needed else ("the saved", "this")
                 raise UsageError(f"{has} learner keeps state of its {name}, {lacks} one does not; make them alike.")
+        check_globally(state["global"], self.device)
         if self.buffer is not None:
             self.buffer.check_state(state["buffer"])
         saved, forms = _forms(state["model"]), _forms(self.model.state_dict())
