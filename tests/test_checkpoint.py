@@ -191,7 +191,7 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from holdfast import checkpoint
-for turn in range(150):
+for turn in range(80):
     rows = torch.full((5000 + turn % 2,), turn)
     checkpoint.write(Path(sys.argv[1]), "run", {"by": sys.argv[2], "turn": turn, "rows": rows})
 """

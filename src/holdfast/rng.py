@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.errors import UsageError
 
 __all__ = [
+    "check_globally",
     "derive_seed",
     "generator",
     "global_generators",
@@ -51,15 +52,20 @@ def global_state(device: torch.device) -> dict[str, Tensor]:
     return {kind: each.get_state() for kind, each in global_generators(device).items()}
 
 
-def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put PyTorch's global generators where they were when `global_state` was asked."""
+def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
+    """Raise if `states` are of global generators of another kind of device."""
     own = global_generators(device)
     if states.keys() != own.keys():
         raise UsageError(
             f"the saved random states are of {' and '.join(states)}, here they are of {' and '.join(own)}: "
             "continue on the kind of device where they were saved."
         )
-    for kind, each in own.items():
+
+
+def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put PyTorch's global generators where they were when `global_state` was asked."""
+    check_globally(states, device)
+    for kind, each in global_generators(device).items():
         restore(each, states[kind])
 
 

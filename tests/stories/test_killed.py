@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from .mortal import learn, result
+from stories.mortal import learn, result
 
 
 @cache

@@ -28,8 +28,8 @@ from holdfast.nested import Nested, rows, transform
 from holdfast.ranks import Ranks
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
+from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
 from holdfast.rng import generator as seeded_generator
-from holdfast.rng import global_generators, global_state, restore, restore_globally
 from holdfast.sharded import ShardedReservoir
 
 __all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "widen"]
@@ -295,7 +295,6 @@ class Learner:
             self._check_state(state)
         if self.head is not None:
             self.grow(len(state["model"][f"{self.head.name}.weight"]))
-        self._restore(state)
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         if hasattr(self.optimizer, "load_state_dict"):
@@ -306,6 +305,7 @@ class Learner:
         self.model.load_state_dict(state["model"])
         if isinstance(self.optimizer, BfloatTwin):
             self.optimizer.refresh()
+        self._restore_generators(state)  # last, in case something above draws from the global ones
 
     def save(self, path: Path | str, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
@@ -380,7 +380,7 @@ class Learner:
             state["ranks"]["augment"] = ranks.gather(state["augment"])
             state["augment"] = state["ranks"]["augment"][0]
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore_generators(self, state: dict[str, Any]) -> None:
         """Put the generators back; of several ranks, each its own."""
         restore_globally(state["global"], self.device)
         if (view := self._view_generator()) is not None:
@@ -409,6 +409,7 @@ class Learner:
             "augment": self._view_generator() is not None,
         }
         fitting.check_parts(state, own)
+        check_globally(state["global"], self.device)
         if self.buffer is not None:
             self.buffer.check_state(state["buffer"])
         fitting.check_model(state["model"], self.model, self.head)
