@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LIGHT := $(VENV)/light
 READY := $(VENV)/ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test check format slow friends docs pictures lock readme report clean
 
-demo: $(READY)
+demo: $(LIGHT)
 	$(BIN)/holdfast demo
 
 test: $(READY)
@@ -17,7 +19,7 @@ slow: $(READY)
 
 # Weights & Biases, MLflow and Lightning are large: their tests are skipped where they are not installed.
 friends: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[friends]'
+	$(INSTALL) -e '.[friends]'
 	$(BIN)/pytest -q tests/test_loggers.py tests/integrations
 
 check: $(READY)
@@ -30,12 +32,18 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch comes first and pinned: resolving it together with the rest may choose a build of several gigabytes.
-$(READY): pyproject.toml constraints.txt
+# What the package itself needs. torch comes first and pinned: resolving it together with the rest may choose a build of
+# several gigabytes.
+$(LIGHT): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Holdfast needs Python 3.11 or newer.')"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[download,dev,docs]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[download]'
+	touch $(LIGHT)
+
+# What tests, checks and the site need on top.
+$(READY): $(LIGHT)
+	$(INSTALL) -e '.[download,dev,docs]'
 	touch $(READY)
 
 # The site, in site/; strict: a broken link or a name that is not there is an error.
