@@ -2,9 +2,9 @@
 
     python benchmarks/observe_overhead.py
 
-Prints, for each network and method, the median time of both and their ratio. The two take turns, a few steps at a
+Prints, for each network and method, the median CPU time of both and their ratio. The two take turns, a few steps at a
 time, so that whatever else the machine does falls on both; the ratio is the median over all turns. By hand means
-vectorised and without any check of what comes in.
+vectorised and without any check of what comes in; `observe` checks it.
 """
 
 from __future__ import annotations

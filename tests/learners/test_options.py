@@ -84,7 +84,7 @@ def test_class_weights(name):
         torch.testing.assert_close(losses.total, (8 * now + 0.7 * 8 * then) / 16)
 
 
-@pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1, 2], [[1.0]]])
+@pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [0, 2], [[1.0]]])
 def test_class_weights_must_be_positive(weights):
     with pytest.raises(UsageError, match="class_weights must be one finite number above 0"):
         make("er", network("mlp"), class_weights=weights)

@@ -19,7 +19,8 @@ from holdfast import checkpoint
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
-from holdfast.errors import TrainingError, UsageError
+from holdfast.errors import UsageError
+from holdfast.learners import checks, fitting
 from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
 from holdfast.nested import Nested, rows, transform
@@ -32,9 +33,6 @@ __all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_na
 
 Loss = Callable[[Tensor, Any], Tensor]
 """(outputs, targets) -> the mean over samples, 0-d."""
-
-LEAP = 1000
-"""A label may make a head grow by so many outputs at once; more is rather a mistake in the label."""
 
 
 class Losses(NamedTuple):
@@ -69,20 +67,6 @@ def widen(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def check_weights(**weights: float) -> None:
-    """Weights of loss terms must be finite and not negative."""
-    for name, weight in weights.items():
-        if not math.isfinite(weight) or weight < 0:
-            raise UsageError(f"{name} must be a finite number of at least 0, not {weight!r}.")
-
-
-def check_sizes(**sizes: int | None) -> None:
-    """Sizes of draws must be at least 1, or None for as many as observed."""
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise UsageError(f"{name} must be at least 1, or None for as many samples as observed, not {size}.")
-
-
 class Learner:
     """Base of all learners. A subclass says in `observe` what one step does.
 
@@ -96,7 +80,8 @@ class Learner:
     the network under autocast; weights, losses and what the buffer holds stay in float32, so that any optimiser works.
 
     `head` names the model's last nn.Linear and lets it grow: a label beyond its outputs adds what is missing, new ones
-    initialised as in a new layer (`seed` decides), while the optimiser keeps its state; see also `grow`.
+    initialised as in a new layer (`seed` decides), while the optimiser keeps its state; see also `grow`. Regularizers
+    that are means over classes, such as "mse", weigh more as long as there are few.
 
     With `validate`, what comes in is checked before anything changes, and a loss that is not finite raises; on a GPU
     that is looked at every 100 steps, since looking waits for the device. Without it, nothing in a step waits: no
@@ -139,7 +124,7 @@ class Learner:
         if clip is not None and not (math.isfinite(clip) and clip > 0):
             raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
         self.loss, self.clip, self.scheduler, self.seed = loss, clip, scheduler, seed
-        self.class_weights = None if class_weights is None else _class_weights(class_weights, self.device)
+        self.class_weights = None if class_weights is None else checks.check_class_weights(class_weights, self.device)
         self._wants_loss = scheduler is not None and "metrics" in signature(scheduler.step).parameters
         """As ReduceLROnPlateau does."""
         self.head = None if head is None else Head(model, head)
@@ -165,7 +150,7 @@ class Learner:
     def receive(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """The minibatch on the learner's device, checked before anything is changed; the head grows if it must."""
         if self.validate:
-            self._check_form(x, y)
+            checks.check_form(x, y, labels=self.loss is None)
         known = self.loss is not None  # what the targets are is between the caller and the loss
         given = y
         x = transform(lambda part: part.to(self.device), x)
@@ -173,7 +158,7 @@ class Learner:
         if self.validate and self.buffer is not None:
             self.buffer.check(x, y)
         if not known and (self.validate or self.head is not None):
-            self._check_range(given)
+            self._expect(checks.largest_label(given))
         return x, y
 
     def forward(self, x: Nested) -> Tensor:
@@ -201,7 +186,10 @@ class Learner:
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser along the gradient of `loss`."""
         if self.validate:
-            self._check_loss(loss)
+            self._unwatched += 1
+            due = self.device.type == "cpu" or self._unwatched >= 100
+            self._unwatched = 0 if due else self._unwatched
+            checks.check_loss(loss, read=due)
         forget_gradients(self.optimizer)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
@@ -229,7 +217,7 @@ class Learner:
         """Labels must name one of the model's outputs; what the forward pass moved is put back if they do not."""
         if not self.validate or self.loss is not None:
             return
-        if logits.dim() != 2 or len(logits) < len(y):
+        if logits.dim() != 2 or rows(logits) < rows(y):
             raise UsageError(
                 f"the model's outputs have shape {tuple(logits.shape)}; cross-entropy needs (samples, classes). "
                 "Give a loss of your own for outputs of another form."
@@ -237,25 +225,17 @@ class Learner:
         outputs, undo = logits.shape[1], self._undo
         self._undo = None
         if undo is not None or outputs != self._outputs:
-            if int(y.max()) >= outputs:
+            try:
+                checks.check_outputs(outputs, int(y.max()), self.head, self.class_weights)
+            except UsageError:
                 if undo is not None:
                     undo()
-                raise UsageError(
-                    f"labels up to {int(y.max())} do not fit the model: its outputs are 0..{outputs - 1}. "
-                    'Name its last layer, as in head="classifier", to let it grow.'
-                )
-            self._check_head(outputs)
+                raise
             self._outputs = outputs
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
-        broken = [name for name, value in self.model.named_parameters() if not value.isfinite().all()]
-        broken += [name for name, value in self.model.named_buffers() if value.isnan().any()]
-        if broken:
-            raise TrainingError(
-                f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a "
-                "smaller learning rate or clip=1.0."
-            )
+        checks.check_finite(self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the next steps do: model, optimiser, scheduler, buffer, generators.
@@ -323,58 +303,13 @@ class Learner:
         extra: dict[str, Any] = state["extra"]
         return extra
 
-    def _check_form(self, x: Nested, y: Nested) -> None:
-        """As many labels as inputs, and at least one; labels for cross-entropy are whole numbers."""
-        count = rows(x)
-        if count == 0:
-            raise UsageError("a minibatch must have at least one sample.")
-        if self.loss is not None:
-            if rows(y, "y") != count:
-                raise UsageError(f"{count} inputs need as many targets, not {rows(y, 'y')}.")
-            return
-        if y.dim() != 1 or len(y) != count:
-            raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
-        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
-
-    def _check_range(self, y: Tensor) -> None:
-        """Labels must name outputs. Where that is not known before the forward pass, it is prepared to be undone."""
-        self._undo = None
-        least, most = y.aminmax()
-        low, high = int(least.item()), int(most.item())
-        if low < 0:
-            raise UsageError(f"label {low} names no output of the model: they are counted from 0.")
-        if self.head is not None and high >= self.head.outputs:
-            if high >= self.head.outputs + LEAP:
-                raise UsageError(
-                    f"label {high} would make the head grow from {self.head.outputs} to {high + 1} outputs at once; "
-                    f"if that is meant, call grow({high + 1}) before."
-                )
-            self.grow(high + 1)
+    def _expect(self, label: int) -> None:
+        """Let the head grow to the largest label. Where it may lie beyond the outputs, be ready to undo the pass."""
+        if self.head is not None and label >= self.head.outputs:
+            checks.check_leap(label, self.head.outputs)
+            self.grow(label + 1)
         outputs = self._outputs if self.head is None else self.head.outputs
-        if outputs is None or high >= outputs:
-            self._undo = self._remember()
-
-    def _check_head(self, outputs: int) -> None:
-        """What the forward pass showed must fit what the learner was told about the model."""
-        if self.head is not None and self.head.outputs != outputs:
-            raise UsageError(
-                f"'{self.head.name}' is not the last layer: it has {self.head.outputs} outputs, the model {outputs}."
-            )
-        if self.class_weights is not None and len(self.class_weights) != outputs:
-            raise UsageError(f"there are {len(self.class_weights)} class weights, but the model has {outputs} outputs.")
-
-    def _check_loss(self, loss: Tensor) -> None:
-        if loss.dim():
-            raise UsageError(f"the loss has shape {tuple(loss.shape)}; it must be one number, the mean over samples.")
-        self._unwatched += 1
-        if self.device.type == "cpu" or self._unwatched >= 100:
-            self._unwatched = 0
-            if not math.isfinite(loss.item()):
-                raise TrainingError(
-                    f"the loss is {loss.item()}, so no step was made. Go back to the last checkpoint if the weights "
-                    "are broken (check_finite tells), and try a smaller learning rate or clip=1.0."
-                )
+        self._undo = self._remember() if outputs is None or label >= outputs else None
 
     def _remember(self) -> Callable[[], None]:
         """A function that puts back what a forward pass moves: the model's buffers and the generators."""
@@ -412,61 +347,15 @@ class Learner:
             "buffer": self.buffer is not None,
             "augment": self._view_generator() is not None,
         }
-        for name, needed in own.items():
-            if needed != (name in state):
-                has, lacks = ("this", "the saved") if needed else ("the saved", "this")
-                raise UsageError(f"{has} learner keeps state of its {name}, {lacks} one does not; make them alike.")
+        fitting.check_parts(state, own)
         check_globally(state["global"], self.device)
         if self.buffer is not None:
             self.buffer.check_state(state["buffer"])
-        saved, forms = _forms(state["model"]), _forms(self.model.state_dict())
-        if self.head is not None:
-            # It will have grown to the size of the saved one.
-            for name, own_part in self.head.parameters().items():
-                there = state["model"].get(name)
-                if there is not None and len(there) > len(own_part) and there.shape[1:] == own_part.shape[1:]:
-                    forms[name] = saved[name]
-        differing = sorted(name for name in saved | forms if saved.get(name) != forms.get(name))
-        if differing:
-            name = differing[0]
-            raise UsageError(
-                f"the saved model does not fit this one: {name} is {saved.get(name, 'missing')} in the file and "
-                f"{forms.get(name, 'missing')} here. Build the model as it was when saved; one whose head had grown, "
-                "with head= as then, or with as many outputs as it had in the end."
-            )
-        self._check_optimizer(state.get("optimizer"))
-        if self.scheduler is not None and state["scheduler"]["type"] != type(self.scheduler).__name__:
-            raise UsageError(
-                f"the saved scheduler is {state['scheduler']['type']}, this one {type(self.scheduler).__name__}."
-            )
-
-    def _check_optimizer(self, state: dict[str, Any] | None) -> None:
-        if state is None:
-            return
-        if state["type"] != type(self.optimizer).__name__:
-            raise UsageError(f"the saved optimiser is {state['type']}, this one {type(self.optimizer).__name__}.")
-        groups = getattr(self.optimizer, "param_groups", [])
-        saved, own = (
-            [len(group["params"]) for group in each] for each in (state["state"].get("param_groups", []), groups)
-        )
-        if saved != own:
-            raise UsageError(
-                f"the saved optimiser does not fit this one: it updates groups of {saved} parameters, this one {own}. "
-                "Build the optimiser as it was when saved."
-            )
-
-
-def _forms(values: Mapping[str, Any]) -> dict[str, str]:
-    """Shape and type of every tensor."""
-    return {name: f"{tuple(value.shape)} {value.dtype}" for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def _class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
-    """The weights on the device, checked."""
-    weights = torch.as_tensor(given, device=device).detach()
-    if weights.dim() != 1 or not weights.is_floating_point() or not bool((weights.isfinite() & (weights > 0)).all()):
-        raise UsageError("class_weights must be one finite number above 0 for each of the model's outputs.")
-    return weights
+        fitting.check_model(state["model"], self.model, self.head)
+        if "optimizer" in state:
+            fitting.check_optimizer(state["optimizer"], self.optimizer)
+        if self.scheduler is not None:
+            fitting.check_scheduler(state["scheduler"], self.scheduler)
 
 
 LEARNERS: Registry[type[Learner]] = Registry("method")

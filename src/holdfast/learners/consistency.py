@@ -15,7 +15,8 @@ from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, check_sizes, check_weights, widen
+from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, widen
+from holdfast.learners.checks import check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.models import GroupedForward
 from holdfast.nested import Nested, concat, rows

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, check_sizes, check_weights
+from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts
+from holdfast.learners.checks import check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.rng import generator as seeded_generator
