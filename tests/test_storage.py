@@ -243,6 +243,18 @@ def test_a_checkpoint_that_is_not_the_last(folder):
     assert_continue_alike(buffer, twin)
 
 
+def test_a_state_that_makes_no_sense(folder):
+    buffer = make(folder)
+    buffer.add(*batch(0, 10))
+    state = copy.deepcopy(buffer.state_dict())
+    for rows in (state["rows"] - 1, state["rows"] + 1000, state["rows"].flip(0)):
+        with pytest.raises(hf.StorageError, match="does not hold the samples of this state"):
+            buffer.load_state_dict({**state, "rows": rows})
+    with pytest.raises(hf.UsageError, match="contradicts itself"):
+        buffer.load_state_dict({**state, "rows": state["rows"][:3]})
+    assert_same(buffer.contents(), batch(0, 10))
+
+
 def test_from_memory_to_a_folder_but_not_back(folder):
     memory, other = make("device"), make("host")
     memory.add(*batch(0, 40))
@@ -334,6 +346,16 @@ def test_logits_that_are_widened(tmp_path, stops, half):
     names = ["0-3x4x2-uint8", "1-int64", "2-5-float32", "stamps"]
     assert sorted(each.name for each in folder.glob("*.rows")) == [f"{name}.rows" for name in names]
     assert json.loads((folder / "buffer.json").read_text())["columns"][2]["shape"] == [5]
+
+
+@pytest.mark.parametrize("place", ["device", "folder"])
+def test_widened_while_nothing_is_stored(folder, place):
+    buffer = make(folder if place == "folder" else place)
+    buffer.add(*batch(0, 0))
+    buffer.widen(7)
+    x, y, logits = batch(0, 3)
+    buffer.add(x, y, torch.cat([logits, logits[:, :2]], dim=1))
+    assert buffer.contents().logits.shape == (3, 7)
 
 
 def test_a_full_disk_while_logits_are_widened(folder):
@@ -437,7 +459,18 @@ def test_another_version(kept):
         make(kept)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 1', "[" * 100_000, '{"version": 1, "capacity": 10}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"version": 1, "capacity": 10, "columns": ["x"]}',
+        '{"version": 1',
+        "[" * 100_000,
+        '{"version": 1, "capacity": 10}',
+    ],
+)
 def test_a_damaged_description(kept, text):
     (kept / "buffer.json").write_text(text)
     with pytest.raises(hf.StorageError, match=r"buffer\.json is damaged.*intact copy"):

@@ -124,7 +124,7 @@ class Reservoir:
         return self._draw(self._storage.read(chosen))
 
     def contents(self) -> Draw:
-        """Everything stored, in slot order; of a folder, all of it is read into memory."""
+        """Everything stored, in slot order, where it is stored; of a folder, all of it is read into host memory."""
         if not self._columns:
             raise UsageError("the buffer is empty: nothing has been added yet.")
         return self._draw(self._storage.first(self.stored))

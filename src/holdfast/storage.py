@@ -115,7 +115,7 @@ class Memory:
 
 
 class HostMemory(Memory):
-    """Columns in the host's memory, for buffers that would not fit into the device's. Steps wait for the device."""
+    """Columns in the host's memory, for buffers that would not fit into the device's. Steps then wait for a GPU."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         super().__init__(capacity, torch.device("cpu"))
@@ -196,8 +196,6 @@ class Folder:
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
         kept = (slots < self.capacity).nonzero().squeeze(1)
-        if not len(kept):
-            return
         taken = slots[kept].cpu().numpy()
         rows = self._take(len(taken))
         stamps = numpy.arange(self._next_stamp, self._next_stamp + len(taken))
@@ -232,13 +230,15 @@ class Folder:
 
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of what is in these slots, on the device."""
-        rows = self._row[slots.cpu().numpy()]
-        with _explained(self.path):
-            return [column.read(rows).to(self.device) for column in self._columns]
+        return [rows.to(self.device) for rows in self._copies(slots.cpu().numpy())]
 
     def first(self, count: int) -> list[Tensor]:
-        """Copies of what is in the first so many slots, all of them in memory at once."""
-        return self.read(torch.arange(count))
+        """Copies of what is in the first so many slots, all at once in the host's memory."""
+        return self._copies(numpy.arange(count))
+
+    def _copies(self, slots: numpy.ndarray[Any, Any]) -> list[Tensor]:
+        with _explained(self.path):
+            return [column.read(self._row[slots]) for column in self._columns]
 
     def state(self, count: int) -> dict[str, Any]:
         """Which rows the first `count` slots are in. They are on the disk then, and stay until a later `keep`."""
@@ -264,7 +264,8 @@ class Folder:
         rows, stamps = state["rows"].numpy(), state["stamps"].numpy()
         with _explained(self.path):
             columns = [self._rows(number, part) for number, part in enumerate(state["columns"])]
-            if rows.max() >= len(self._stamps) or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
+            known = rows.min() >= 0 and rows.max() < len(self._stamps)
+            if not known or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
                 raise StorageError(
                     f"{self.path} does not hold the samples of this state, which was taken in {state['folder']}: a "
                     "folder keeps those of the checkpoint that was written or loaded last. Load that one; to keep an "
@@ -374,7 +375,8 @@ class Folder:
             self._write_forms([])
         try:
             about = json.loads(path.read_text("utf-8"))
-            version, capacity, forms = about["version"], about["capacity"], list(about["columns"])
+            version, capacity = about["version"], about["capacity"]
+            forms = [{key: form[key] for key in ("name", "shape", "dtype")} for form in about["columns"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"{path} is damaged: {error!r}. {ADVICE}") from None
         if version != VERSION:
@@ -420,6 +422,8 @@ class _Rows:
 
     def write(self, rows: Sequence[int], values: Tensor) -> None:
         """Put values[i] into row rows[i]."""
+        if not rows:
+            return
         content = values.reshape(-1).view(torch.uint8).numpy().data
         for first, last in _runs(rows):
             part, at = content[first * self.size : last * self.size], rows[first] * self.size
@@ -429,15 +433,15 @@ class _Rows:
 
     def read(self, rows: numpy.ndarray[Any, Any]) -> Tensor:
         """Copies of these rows."""
-        taken = numpy.empty((len(rows), self.size), numpy.uint8)
+        taken = torch.empty((len(rows), self.size), dtype=torch.uint8)
         start = 0
         while start < len(rows):
             if not self._left or rows.max() >= len(self._mapped):
                 self._map()
             stop = min(len(rows), start + self._left)
-            taken[start:stop] = self._mapped[rows[start:stop]]
+            taken.numpy()[start:stop] = self._mapped[rows[start:stop]]
             start, self._left = stop, self._left - (stop - start)
-        return torch.from_numpy(taken).view(self.dtype).view(len(rows), *self.shape)
+        return taken.view(self.dtype).view(len(rows), *self.shape)
 
     def flush(self) -> None:
         """Wait until everything written is on the disk."""
