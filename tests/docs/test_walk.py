@@ -46,7 +46,7 @@ class Walk:
                 raise
 
     def take(self, block: Block) -> None:
-        text = block.shortened() if self.short else block.placed()
+        text = block.shortened() if self.short else block.full()
         if block.how == "output":
             assert same_output(text, self.printed), f"the page says {text!r}, but it printed {self.printed!r}"
         elif text.startswith("--8<--"):
@@ -162,7 +162,7 @@ def test_every_block_says_what_it_is(page):
     kinds = {block.language for block in found}
     assert kinds <= (LANGUAGES | {""} if page in (README, CONTRIBUTING) else LANGUAGES)
     for block in found:
-        assert not block.how or re.match(r'append "|replace "|only parse, \w|output$', block.how), block.how
+        assert not block.how or re.match(r'(always )?append "|replace "|only parse, \w|output$', block.how), block.how
     assert text.count("<!-- test:") == sum(bool(block.how) for block in found)
 
 
