@@ -19,10 +19,13 @@ from torch import Tensor
 from holdfast.errors import CheckpointError, UsageError
 from holdfast.locks import held
 
-__all__ = ["VERSION", "Checkpoint", "discard", "read", "write"]
+__all__ = ["NONSENSE", "VERSION", "Checkpoint", "discard", "read", "write"]
 
 VERSION = 2
 """Raised whenever files are laid out differently; files of another version are refused."""
+
+NONSENSE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+"""What taking over a state may raise that was not made by `write`: a checksum can be computed by anyone."""
 
 KEY = "holdfast"  # the one entry in the safetensors header, which maps text to text
 ADVICE = "Delete it to start anew, or put an intact copy in its place."

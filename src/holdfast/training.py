@@ -376,7 +376,7 @@ class Keeper:
                 )
         try:
             state.load_state_dict(kept)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except checkpoint.NONSENSE as error:
             raise CheckpointError(f"{self.path} does not fit this run: {error} Delete it to start anew.") from error
         return True
 

@@ -20,7 +20,7 @@ from holdfast import checkpoint
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import PRECISIONS, RunConfig
-from holdfast.errors import UsageError
+from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners import checks, fitting
 from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
@@ -331,10 +331,18 @@ class Learner:
         """
         with self._together("read a checkpoint"):
             state = checkpoint.read(Path(path), "learner").state
-        self.load_state_dict(state["learner"])
+        try:
+            self.load_state_dict(state["learner"])
+            extra: dict[str, Any] = state["extra"]
+        except HoldfastError:
+            raise
+        except checkpoint.NONSENSE as error:
+            raise CheckpointError(
+                f"{path} is whole, but not what such a learner saves: {error!r}. Part of it may have been taken over; "
+                "make the learner anew."
+            ) from error
         if self.buffer is not None:
             self.buffer.keep()
-        extra: dict[str, Any] = state["extra"]
         return extra
 
     def _expect(self, label: int) -> None:
