@@ -173,7 +173,7 @@ def altered(value):
     def alter(changes):
         made = copy.deepcopy(value)
         for path, kind, strange in changes:
-            made = _changed(made, path, kind, strange)
+            made = _changed(made, path, kind, copy.deepcopy(strange))  # else it might come to contain itself
         return json.dumps(made).encode()
 
     change = st.tuples(st.sampled_from(paths), st.sampled_from(["replace", "remove", "wrap"]), STRANGE)
