@@ -117,6 +117,19 @@ def test_numbers_come_from_the_files_behind_the_pictures(pages):
     assert HOOKS["number"]("trust.er.ece") in text_of(pages, "trust.html")
 
 
+def test_findings_come_from_the_analysis(pages):
+    from holdfast.analysis.kept import read_findings
+
+    shown = text_of(pages, "trust.html")
+    (found,) = read_findings(ROOT / "results" / "seq-cifar10" / "analysis" / "analysis.json")
+    assert all(claim.holds for claim in found.claims), "the page says that they hold"
+    assert all(claim.detail in shown for claim in found.claims)
+    assert [len(each.seeds) for each in found.summaries] == [2, *[1] * 6], "the page says so"
+    for each in found.summaries:
+        assert re.search(rf"{each.label}\s+{len(each.seeds)}\s+{each.accuracy.mean:.1f}\s+{each.ece.mean:.1f}\s", shown)
+    assert {each.robustness.source for each in found.summaries} == {"generated"}, "the page says so"
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [

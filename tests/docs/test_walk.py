@@ -23,7 +23,8 @@ LANGUAGES = {"python", "sh", "text"}
 WALKED = [
     page
     for page in PAGES
-    if str(page.relative_to(ROOT)) not in ELSEWHERE and any(block.language in ("python", "sh") for block in blocks(page))
+    if str(page.relative_to(ROOT)) not in ELSEWHERE
+    and any(block.language in ("python", "sh") for block in blocks(page))
 ]
 TIME = 600  # seconds a command may take in the slow walk
 README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
