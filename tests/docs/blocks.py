@@ -4,6 +4,7 @@ A comment before a block says how a test shortens what would take long or cannot
 
     <!-- test: append "--tasks 2" -->                  to each line that is a holdfast command
     <!-- test: append "--tasks 2" to "holdfast run" -->  to each line that begins like that
+    <!-- test: always append "--dry-run" -->           in the full walk too, where it would take hours
     <!-- test: replace "old" "new" -->                 everywhere in the block; {root} is the repository
     <!-- test: only parse, REASON -->                  commands are parsed, not run
     <!-- test: needs NAME -->                          run only where the package NAME is installed
@@ -39,18 +40,20 @@ class Block:
     line: int
 
     def shortened(self) -> str:
-        """The text as a quick test runs it."""
-        words = shlex.split(self.how)
+        """The text as the quick walk runs it."""
+        words = shlex.split(self.how.removeprefix("always "))
         if words[:1] == ["append"]:
             start = words[3] if words[2:3] == ["to"] else "holdfast "
             return "".join(
                 line.rstrip("\n") + f" {words[1]}\n" if line.startswith(start) and _takes(line, words[1]) else line
                 for line in self.text.splitlines(keepends=True)
             )
-        return self.placed()
+        return self.full()
 
-    def placed(self) -> str:
-        """The text as it is, except for where the repository lies."""
+    def full(self) -> str:
+        """The text as the full walk runs it: as it is, except for where the repository lies."""
+        if self.how.startswith("always "):
+            return self.shortened()
         words = shlex.split(self.how)
         if words[:1] == ["replace"]:
             assert words[1] in self.text, f"{words[1]!r} is not in the block"

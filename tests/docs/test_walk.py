@@ -53,7 +53,7 @@ class Walk:
                 raise
 
     def take(self, block: Block) -> None:
-        text = block.shortened() if self.short else block.placed()
+        text = block.shortened() if self.short else block.full()
         if block.how == "output":
             assert same_output(text, self.printed), f"the page says {text!r}, but it printed {self.printed!r}"
         elif text.startswith("--8<--"):
@@ -174,7 +174,8 @@ def test_every_block_says_what_it_is(page):
     kinds = {block.language for block in found}
     assert kinds <= (LANGUAGES | {""} if page in (README, CONTRIBUTING) else LANGUAGES)
     for block in found:
-        assert not block.how or re.match(r'append "|replace "|only parse, \w|needs \w+$|output$', block.how), block.how
+        known = r'(always )?append "|replace "|only parse, \w|needs \w+$|output$'
+        assert not block.how or re.match(known, block.how), block.how
     assert text.count("<!-- test:") == sum(bool(block.how) for block in found)
 
 

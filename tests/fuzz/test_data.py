@@ -130,7 +130,8 @@ FILES = {"train": BATCH, "test": BATCH, "meta": NAMES}
 def test_a_pickle_cannot_build_arrays_of_its_own():
     """NumPy's own class would take the address of an object, or a size, from the file."""
     for arguments in (((1,), "O", b"\x07" * 8), ((10**12,), "u1")):
-        content = b"cnumpy\nndarray\n" + pickle.dumps(arguments, protocol=2)[2:-1] + b"R."
+        build = b"cnumpy\nndarray\n" + pickle.dumps(arguments, protocol=2)[2:-1] + b"R"
+        content = b"\x80\x02}U\x04data" + build + b"s."
         assert isinstance(outcome(unpickle, content, AT), DataError)
 
 
