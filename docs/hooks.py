@@ -17,6 +17,7 @@ from holdfast.cli import app
 
 DOCS = Path(__file__).resolve().parent
 COMMANDS = "<!-- commands -->"
+OVERHEAD = "<!-- overhead -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(!\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
 NUMBER = re.compile(r"\{\{([\w.-]+)\}\}")
@@ -33,6 +34,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, commands())
+    if OVERHEAD in markdown:
+        markdown = markdown.replace(OVERHEAD, overhead())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
     # Of a picture beside the results, the path is one folder shorter in the site than in the repository.
     markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
@@ -67,6 +70,14 @@ def _method(summary: Summary) -> str:
 
 def _mean(estimate: Estimate | None, digits: int) -> str:
     return "" if estimate is None else f"{estimate.mean:.{digits}f}"
+
+
+def overhead() -> str:
+    """What benchmarks/observe_overhead.py printed, as a table."""
+    _, *lines = (DOCS / "bench-observe.txt").read_text("utf-8").splitlines()
+    rows = [re.split(r"\s{2,}", line) for line in lines]
+    table = ["| network | method | `observe` | by hand | ratio |", "|---|---|---:|---:|---:|"]
+    return "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
 def without_links_outside(markdown: str, path: Path) -> str:

@@ -130,6 +130,14 @@ def test_findings_come_from_the_analysis(pages):
     assert {each.robustness.source for each in found.summaries} == {"generated"}, "the page says so"
 
 
+def test_the_overhead_is_as_measured(pages):
+    measured = (ROOT / "docs" / "bench-observe.txt").read_text("utf-8").split()
+    shown = text_of(pages, "speed.html").split()
+    assert len(measured) > 20
+    assert [word for word in measured if re.fullmatch(r"1\.\d{3}", word)], "ratios"
+    assert all(word in shown for word in measured if re.fullmatch(r"\d\.\d{3}", word))
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
