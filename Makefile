@@ -18,7 +18,7 @@ slow: $(READY)
 # Weights & Biases, MLflow and Lightning are large: their tests are skipped where they are not installed.
 friends: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[friends]'
-	$(BIN)/pytest -q tests/test_loggers.py tests/integrations
+	$(BIN)/pytest -q tests/test_loggers.py tests/integrations tests/docs/test_walk.py
 
 check: $(READY)
 	$(BIN)/ruff check .

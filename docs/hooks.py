@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parent
 COMMANDS = "<!-- commands -->"
 OVERHEAD = "<!-- overhead -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
-OUTSIDE = re.compile(r"(!\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
+OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
 NUMBER = re.compile(r"\{\{([\w.-]+)\}\}")
 
 
@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if OVERHEAD in markdown:
         markdown = markdown.replace(OVERHEAD, overhead())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
-    # Of a picture beside the results, the path is one folder shorter in the site than in the repository.
+    # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
     markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
     markdown = NUMBER.sub(lambda match: number(match[1]), markdown)
     return without_links_outside(markdown, DOCS / page.file.src_uri)

@@ -1,5 +1,6 @@
 """The site: it builds without a warning, says everything, and loads nothing from elsewhere."""
 
+import ast
 import os
 import re
 import runpy
@@ -101,6 +102,11 @@ def test_the_reference_has_everything_public(pages):
     constants = {"BENCHMARK_CORRUPTIONS", "CATEGORIES", "CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "analysis"}
     for name in {*holdfast.__all__, *analysis.__all__} - constants:
         assert re.search(rf"\b{name}\b", shown), name
+    shown = text_of(pages, "friends.html")
+    for module in ("estimators", "loggers", "integrations/lightning"):  # read, as not all can be imported here
+        source = (ROOT / "src" / "holdfast" / f"{module}.py").read_text("utf-8")
+        for name in ast.literal_eval(re.search(r"__all__ = (\[.*?\])", source, re.DOTALL)[1]):
+            assert re.search(rf"\b{name}\b", shown), name
 
 
 def test_the_command_line_has_every_command_and_option(pages):

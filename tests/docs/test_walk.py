@@ -61,7 +61,12 @@ class Walk:
         elif block.title:
             Path(block.title).write_text(text, "utf-8")
         elif block.language == "python":
-            self.printed = self.run_python(text, block.line)
+            with warnings.catch_warnings():
+                if block.how.startswith("needs"):  # what others say about themselves is not ours to mend
+                    for said in (DeprecationWarning, FutureWarning):
+                        warnings.simplefilter("ignore", said)
+                    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+                self.printed = self.run_python(text, block.line)
         elif block.language == "sh":
             for line in commands(text):
                 self.run_command(line, block)
