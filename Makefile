@@ -20,7 +20,7 @@ slow: $(READY)
 # Weights & Biases, MLflow and Lightning are large: their tests are skipped where they are not installed.
 friends: $(READY)
 	$(INSTALL) -e '.[friends]'
-	$(BIN)/pytest -q tests/test_loggers.py tests/integrations
+	$(BIN)/pytest -q tests/test_loggers.py tests/integrations tests/docs/test_walk.py
 
 check: $(READY)
 	$(BIN)/ruff check .

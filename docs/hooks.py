@@ -1,4 +1,4 @@
-"""What mkdocs asks for while it builds the site: the command line's page, and links that leave the site."""
+"""What mkdocs asks for while it builds the site: what comes from the program and from files, and links that leave."""
 
 from __future__ import annotations
 
@@ -8,18 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from mkdocs.structure.files import File
 
+from holdfast.analysis.kept import read_findings
+from holdfast.analysis.runs import Summary
+from holdfast.analysis.transfer import Estimate
 from holdfast.cli import app
 
 DOCS = Path(__file__).resolve().parent
 COMMANDS = "<!-- commands -->"
+OVERHEAD = "<!-- overhead -->"
+FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
+OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
 NUMBER = re.compile(r"\{\{([\w.-]+)\}\}")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The files of the site, and the figures that were drawn of results: called by mkdocs once."""
+    for figure in sorted((DOCS.parent / "results").rglob("*.svg")):
+        files.append(File.generated(config, str(figure.relative_to(DOCS.parent)), abs_src_path=str(figure)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, commands())
+    if OVERHEAD in markdown:
+        markdown = markdown.replace(OVERHEAD, overhead())
+    markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
+    # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
+    markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
     markdown = NUMBER.sub(lambda match: number(match[1]), markdown)
     return without_links_outside(markdown, DOCS / page.file.src_uri)
 
@@ -31,6 +50,34 @@ def number(name: str) -> str:
     for key in keys:
         value = value[key]
     return f"{value:.1f}"
+
+
+def findings(path: Path) -> str:
+    """What `holdfast analyze` found, as tables: a row per method, then the paper's claims."""
+    lines = []
+    for found in read_findings(path):
+        lines += ["| method | seeds | accuracy (%) | calibration error (%) | recency gap | accuracy on corrupted (%) |"]
+        lines += ["|---|---:|---:|---:|---:|---:|", *map(_method, found.summaries), ""]
+        lines += ["| claim | holds | |", "|---|---|---|"]
+        lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.detail} |" for claim in found.claims]
+    return "\n".join([*lines, ""])
+
+
+def _method(summary: Summary) -> str:
+    numbers = (_mean(summary.accuracy, 1), _mean(summary.ece, 1), _mean(summary.recency_gap, 2), _mean(summary.mra, 1))
+    return f"| {summary.label} | {len(summary.seeds)} | {' | '.join(numbers)} |"
+
+
+def _mean(estimate: Estimate | None, digits: int) -> str:
+    return "" if estimate is None else f"{estimate.mean:.{digits}f}"
+
+
+def overhead() -> str:
+    """What benchmarks/observe_overhead.py printed, as a table."""
+    _, *lines = (DOCS / "bench-observe.txt").read_text("utf-8").splitlines()
+    rows = [re.split(r"\s{2,}", line) for line in lines]
+    table = ["| network | method | `observe` | by hand | ratio |", "|---|---|---:|---:|---:|"]
+    return "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
 def without_links_outside(markdown: str, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The pictures of the concept pages: `make pictures` computes and draws them anew, in about a minute.
+"""The pictures of the concept pages: `make pictures` computes and draws them anew, in about two minutes.
 
 Each picture has two parts. `compute_*` runs the library and returns plain numbers, which are kept as
 pictures/NAME.json; `draw_*` turns those numbers into pictures/NAME.svg and knows nothing else. The same numbers give
@@ -28,10 +28,13 @@ from holdfast.report.series import Heatmap
 from holdfast.report.styles import INK, METHODS, Style
 
 FOLDER = Path(__file__).parent / "pictures"
+ANALYSIS = Path(__file__).parents[1] / "results" / "seq-cifar10" / "analysis" / "analysis.json"
 Numbers = dict[str, Any]
 
 PHASES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # Okabe and Ito: told apart by colour-blind eyes
 LINF, ER = METHODS["linf"], METHODS["er"]
+MEASURED = ("l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")  # as in the paper's tables
+KINDS = ("logits", "labels")  # under which results keep what was answered, and what was right
 STEP = 32  # samples a step
 READ_EVERY = 20  # steps between two looks at the answers
 
@@ -230,8 +233,7 @@ def compute_runs(methods: tuple[str, ...] = ("sgd", "er", "linf"), **changes: An
         config = hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes)
         result = hf.run(config, device="cpu")
         tests = range(len(result.logits) // 2)
-        logits = torch.cat([result.logits[f"logits.{task}"] for task in tests])
-        labels = torch.cat([result.logits[f"labels.{task}"] for task in tests])
+        logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
         calibration = hf.analysis.calibration(logits, labels, bins=10)
         recency = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests])
         made[method] = {
@@ -304,6 +306,55 @@ def draw_trust(numbers: Numbers) -> Figure:
     return figure
 
 
+def compute_calibration(methods: tuple[str, ...] = ("er", *MEASURED), **changes: Any) -> Numbers:
+    """Of every method: calibration error, confidence minus accuracy (both in percent), and recency gap.
+
+    On digits two by two, from runs made here; on S-CIFAR-10, as analysed in the results folder.
+    """
+    (analysed,) = json.loads(ANALYSIS.read_text("utf-8"))["comparisons"]
+    digits = {}
+    for method in methods:
+        result = hf.run(hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes), device="cpu")
+        tests = range(len(result.logits) // 2)
+        logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
+        found = hf.analysis.calibration(logits, labels)
+        gap = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests]).gap
+        digits[method] = {"ece": round(found.ece, 2), "excess": _excess(vars(found)), "gap": round(gap, 3)}
+    pictures = {
+        each["label"]: {
+            "ece": round(each["ece"]["mean"], 2),
+            "excess": _excess(each["calibration"]),
+            "gap": round(each["recency_gap"]["mean"], 3),
+        }
+        for each in analysed["methods"]
+    }
+    return {"seq-cifar10": pictures, "seq-mnist": digits}
+
+
+def _excess(found: dict[str, Any]) -> float:
+    """Mean confidence minus accuracy, in points."""
+    bins = zip(found["confidence"], found["accuracy"], found["count"], strict=True)
+    return round(100 * sum((sure - right) * count for sure, right, count in bins) / sum(found["count"]), 2)
+
+
+def draw_calibration(numbers: Numbers) -> Figure:
+    """Bars, the largest error on top; replay alone is hatched."""
+    figure, panels = _panels(2, width=9.2, height=3.9)
+    for panel, (benchmark, errors) in zip(panels, numbers.items(), strict=True):
+        order = sorted(errors, key=lambda method: float(errors[method]["ece"]))
+        for place, method in enumerate(order):
+            error, color = errors[method]["ece"], METHODS[method].color
+            face, hatch = ("none", "////") if method == "er" else (color, None)
+            panel.barh(place, error, 0.72, facecolor=face, edgecolor=color, hatch=hatch, linewidth=0.6)
+            modest = ", too modest" if errors[method]["excess"] < 0 else ""
+            panel.text(error, place, f" {error:.1f}{modest}", va="center", fontsize=8.5)
+        panel.set_yticks(range(len(order)), order)
+        panel.set_xlim(0, 1.32 * errors[order[-1]]["ece"])
+        panel.set_xlabel("expected calibration error (%)")
+        panel.set_title(benchmark)
+    return figure
+
+
 # --- all of them ---
 
 PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] = {
@@ -312,6 +363,7 @@ PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] =
     "batchnorm": (compute_batchnorm, draw_batchnorm),
     "matrices": (compute_runs, draw_matrices),
     "trust": (compute_runs, draw_trust),
+    "calibration": (compute_calibration, draw_calibration),
 }
 
 

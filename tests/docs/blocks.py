@@ -7,7 +7,8 @@ A comment before a block says how a test shortens what would take long or cannot
     <!-- test: always append "--dry-run" -->           in the full walk too, where it would take hours
     <!-- test: replace "old" "new" -->                 everywhere in the block; {root} is the repository
     <!-- test: only parse, REASON -->                  commands are parsed, not run
-    <!-- test: output -->                              the block is what the Python block before it prints
+    <!-- test: needs NAME -->                          run only where the package NAME is installed
+    <!-- test: output -->                              the block is what the block before it prints
 
 Numbers in output are compared with a tolerance of a tenth, words exactly.
 """
@@ -15,9 +16,12 @@ Numbers in output are compared with a tolerance of a tenth, words exactly.
 import re
 import shlex
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+ELSEWHERE = {"docs/recipes/avalanche.md": "tests/integrations/test_avalanche.py"}
+"""Pages that need what is not installed here, and the tests that execute them."""
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name not in ("contributing.md", "changelog.md"))
 FENCE = re.compile(
     r"(?:<!-- test: (?P<how>.*?) -->\n)?^```(?P<language>\w*)[ ]*(?P<options>[^\n]*)\n(?P<text>.*?)^```$",
@@ -55,6 +59,11 @@ class Block:
             assert words[1] in self.text, f"{words[1]!r} is not in the block"
             return self.text.replace(words[1], words[2].format(root=ROOT))
         return self.text
+
+    @property
+    def is_possible(self) -> bool:
+        words = self.how.split()
+        return words[:1] != ["needs"] or find_spec(words[1]) is not None
 
     @property
     def is_parsed_only(self) -> bool:

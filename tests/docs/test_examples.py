@@ -70,12 +70,30 @@ def test_no_boundaries(run):
     assert sum(forgets) < sum(replay) < sum(consistent)
 
 
+def test_growing_head(run):
+    fixed, grown = run("growing_head").splitlines()
+    assert abs(numbers(grown)[0] - numbers(fixed)[0]) < 4
+    assert min(numbers(grown + fixed)) > 80
+    assert grown.endswith("with outputs 2 2 4 6 8 10")
+
+
+def test_monitor(run):
+    forgetful, lasting = run("monitor").split("500, with consistency")
+    assert "'digits 0 and 1' has lost" in forgetful
+    lost = [
+        [float(line.split()[-2 - line.endswith("dropped")]) for line in part.splitlines() if " 625 " in line]
+        for part in (forgetful, lasting)
+    ]
+    assert len(lost[0]) == len(lost[1]) == 5
+    assert sum(lost[0]) > 2 * sum(lost[1])
+    assert forgetful.count("dropped") == forgetful.count("has lost") > lasting.count("has lost")
+
+
 def test_every_example_is_tested_and_shown():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     page = (ROOT / "docs" / "examples.md").read_text("utf-8")
     for path in EXAMPLES:
-        if path.stem == "distributed":
-            continue  # it needs several processes, and has tests of its own
-        assert path.stem in tested, path.name
+        # That one needs several processes, and has tests of its own.
+        assert path.stem in tested or path.stem == "distributed", path.name
         assert f'--8<-- "examples/{path.name}"' in page
         assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path.name

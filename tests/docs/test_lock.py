@@ -44,4 +44,6 @@ def test_the_constraints_pin_what_pyproject_asks_for():
     wanted = [*project["dependencies"], *(p for extra in project["optional-dependencies"].values() for p in extra)]
     pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in PINS}
     for requirement in wanted:
+        if requirement.startswith("holdfast["):
+            continue  # extras made of others, which are looked at themselves
         assert re.split(r"[\[<>=!~ ]", requirement)[0].lower() in pinned, requirement

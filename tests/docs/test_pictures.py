@@ -65,6 +65,15 @@ def test_runs_in_small(script):
     script.render("trust", numbers)
 
 
+def test_calibration_in_small(script):
+    numbers = script.compute_calibration(("er", "mse"), train_limit=640)
+    assert list(numbers["seq-mnist"]) == ["er", "mse"]
+    for each in numbers["seq-mnist"].values():
+        assert abs(each["excess"]) <= each["ece"] + 0.01, "no mean of differences exceeds the mean of their sizes"
+    assert numbers["seq-cifar10"] == script.kept("calibration")["seq-cifar10"], "the results folder has changed"
+    script.render("calibration", numbers)
+
+
 def test_what_the_pages_say_of_the_pictures_is_so(script):
     """The sentences that would have to change with the numbers."""
     drift = script.kept("consistency")["drift"]
@@ -75,6 +84,16 @@ def test_what_the_pages_say_of_the_pictures_is_so(script):
     assert runs["er"]["ece"] > runs["linf"]["ece"]
     assert runs["er"]["tasks"][-1] > runs["linf"]["tasks"][-1] > 0.2
     assert runs["linf"]["accuracy"] > runs["er"]["accuracy"] > runs["sgd"]["accuracy"]
+    digits, pictures = script.kept("calibration")["seq-mnist"], script.kept("calibration")["seq-cifar10"]
+    assert {name for name, each in digits.items() if each["ece"] > digits["er"]["ece"]} == {
+        *("l1", "l2"),
+        *("kl", "mi", "simclr"),
+    }
+    assert {name for name, each in digits.items() if each["excess"] < 0} == {"l1", "l2", "linf", "mse"}
+    assert max(digits, key=lambda name: digits[name]["gap"]) == "er"
+    assert max(pictures, key=lambda name: pictures[name]["ece"]) == "er"
+    assert min(pictures, key=lambda name: pictures[name]["ece"]) == "mse"
+    assert all(each["excess"] > 0 for each in pictures.values())
     assert all(abs(share - 40) <= 6 for share in script.kept("reservoir")["held"][-1])
 
 

@@ -1,5 +1,6 @@
 """The site: it builds without a warning, says everything, and loads nothing from elsewhere."""
 
+import ast
 import os
 import re
 import runpy
@@ -101,6 +102,11 @@ def test_the_reference_has_everything_public(pages):
     constants = {"BENCHMARK_CORRUPTIONS", "CATEGORIES", "CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "analysis"}
     for name in {*holdfast.__all__, *analysis.__all__} - constants:
         assert re.search(rf"\b{name}\b", shown), name
+    shown = text_of(pages, "friends.html")
+    for module in ("estimators", "loggers", "integrations/lightning"):  # read, as not all can be imported here
+        source = (ROOT / "src" / "holdfast" / f"{module}.py").read_text("utf-8")
+        for name in ast.literal_eval(re.search(r"__all__ = (\[.*?\])", source, re.DOTALL)[1]):
+            assert re.search(rf"\b{name}\b", shown), name
 
 
 def test_the_command_line_has_every_command_and_option(pages):
@@ -115,6 +121,27 @@ def test_the_command_line_has_every_command_and_option(pages):
 def test_numbers_come_from_the_files_behind_the_pictures(pages):
     assert "{{" not in text_of(pages, "trust.html") + text_of(pages, "batchnorm.html")
     assert HOOKS["number"]("trust.er.ece") in text_of(pages, "trust.html")
+
+
+def test_findings_come_from_the_analysis(pages):
+    from holdfast.analysis.kept import read_findings
+
+    shown = text_of(pages, "trust.html")
+    (found,) = read_findings(ROOT / "results" / "seq-cifar10" / "analysis" / "analysis.json")
+    assert all(claim.holds for claim in found.claims), "the page says that they hold"
+    assert all(claim.detail in shown for claim in found.claims)
+    assert [len(each.seeds) for each in found.summaries] == [2, *[1] * 6], "the page says so"
+    for each in found.summaries:
+        assert re.search(rf"{each.label}\s+{len(each.seeds)}\s+{each.accuracy.mean:.1f}\s+{each.ece.mean:.1f}\s", shown)
+    assert {each.robustness.source for each in found.summaries} == {"generated"}, "the page says so"
+
+
+def test_the_overhead_is_as_measured(pages):
+    measured = (ROOT / "docs" / "bench-observe.txt").read_text("utf-8").split()
+    shown = text_of(pages, "speed.html").split()
+    assert len(measured) > 20
+    assert [word for word in measured if re.fullmatch(r"1\.\d{3}", word)], "ratios"
+    assert all(word in shown for word in measured if re.fullmatch(r"\d\.\d{3}", word))
 
 
 @pytest.mark.parametrize(
