@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast import results
+from holdfast.analysis import Robustness
 from holdfast.cli import main
 from holdfast.config import RunConfig
+from holdfast.experiments import load_results
 from holdfast.training import run
 
 Call = Callable[..., tuple[int, str, str]]
@@ -112,6 +115,18 @@ def test_corruptions(analyze: Call, runs: Path, tmp_path: Path, monkeypatch: pyt
     assert list(robust["accuracy"]) == ["contrast"]
     assert robust["accuracy"]["contrast"][1] < robust["clean"]
     assert sheets[0].shape == (2, 1, 28, 28)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_complete_evaluation_is_kept_beside_the_results(analyze: Call, runs: Path, monkeypatch) -> None:
+    categories = dict.fromkeys(("noise", "blur", "weather", "digital"), 40.0)
+    found = Robustness("generated", (1, 2, 3, 4, 5), 60.0, {"fog": [40.0] * 5}, {"fog": 40.0}, categories, 41.0)
+    monkeypatch.setattr(
+        "holdfast.cli.analyze.with_robustness", lambda runs, *_, **__: [replace(run, robustness=found) for run in runs]
+    )
+    assert analyze(runs, "--corruptions")[0] == 0
+    for stored in load_results(runs):
+        assert stored.measures["mra"] == 41.0
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -183,31 +183,32 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
 
 
 @pytest.fixture
-def interrupted(monkeypatch):
-    """Presses Ctrl-C in the middle of the given steps, each counted from the last."""
-    waiting, usual = [], hf.ExperienceReplay.objective
+def interrupted(monkeypatch, request):
+    """Presses Ctrl-C, or sends another signal, in the middle of the given steps, each counted from the last."""
+    waiting, usual, number = [], hf.ExperienceReplay.objective, getattr(request, "param", signal.SIGINT)
 
     def objective(*arguments):
         if waiting:
             waiting[0] -= 1
             if waiting[0] == 0:
                 waiting.pop(0)
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
         return usual(*arguments)
 
     monkeypatch.setattr(hf.ExperienceReplay, "objective", objective)
     return waiting.extend
 
 
-def test_ctrl_c_ends_the_run_after_a_whole_step(small, path, interrupted):
+@pytest.mark.parametrize("interrupted", [signal.SIGINT, signal.SIGTERM], indirect=True)
+def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted):
     settings = config("er")
-    expected, usual = hf.run(settings, device="cpu"), signal.getsignal(signal.SIGINT)
+    expected, usual = hf.run(settings, device="cpu"), [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     interrupted([3, 4])
     for step in (3, 7):
         with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
             hf.run(settings, device="cpu", checkpoint=path)
         assert checkpoint.read(path, "run").state["progress"]["step"] == step
-        assert signal.getsignal(signal.SIGINT) is usual
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
     assert_identical(hf.run(settings, device="cpu", checkpoint=path), expected)
 
 

@@ -320,24 +320,27 @@ class Keeper:
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Inside, Ctrl-C makes a checkpoint due, which ends the run; pressed again, it interrupts as usual.
+        """Inside, Ctrl-C, or being asked to end as batch systems do, makes a checkpoint due, which ends the run.
 
-        In the middle of a step, the model may have learned from a minibatch that the buffer has not been offered yet.
+        The second time, it has the usual effect at once. In the middle of a step, the model may have learned from a
+        minibatch that the buffer has not been offered yet.
         """
-        usual = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
-            yield  # signals arrive elsewhere, or somebody else takes care of them
-            return
+        usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        ours = [number for number, handler in usual.items() if signal.getsignal(number) == handler]
+        if threading.current_thread() is not threading.main_thread():
+            ours = []  # signals arrive elsewhere; others than these have a meaning already
 
-        def stop(_signal: int, _frame: FrameType | None) -> None:
-            signal.signal(signal.SIGINT, usual)
+        def stop(number: int, _frame: FrameType | None) -> None:
+            signal.signal(number, usual[number])
             self._stopping = True
 
-        signal.signal(signal.SIGINT, stop)
+        for number in ours:
+            signal.signal(number, stop)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, usual)
+            for number in ours:
+                signal.signal(number, usual[number])
 
     def due(self) -> bool:
         """Whether it is time to keep the state."""

@@ -9,7 +9,7 @@ import torch
 from holdfast.analysis import Robustness
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.experiments import MEASURES, condensed, load_results, measure_robustness
+from holdfast.experiments import MEASURES, condensed, keep_robustness, load_results, measure_robustness
 
 CONFIG = RunConfig.preset("seq-mnist", "mse", buffer_size=200, tasks=2)
 LOGITS = {
@@ -137,7 +137,7 @@ def test_robustness_is_computed_once_and_kept(out, store, monkeypatch):
     def evaluate(runs, root, **_):
         (run,) = runs
         calls.append(run.folder)
-        found = Robustness("generated", (1,), 60.0, {}, {}, {**categories, "blur": 44.0}, 41.0)
+        found = Robustness("generated", (1, 2, 3, 4, 5), 60.0, {}, {}, {**categories, "blur": 44.0}, 41.0)
         return [replace(run, robustness=found)]
 
     monkeypatch.setattr("holdfast.experiments.measures.with_robustness", evaluate)
@@ -148,6 +148,15 @@ def test_robustness_is_computed_once_and_kept(out, store, monkeypatch):
         assert found == {**{f"robust_{name}": 40.0 for name in categories}, "robust_blur": 44.0, "mra": 41.0}
         assert MEASURES["robust_blur"].of(stored) == 44.0
     assert calls == [folder]
+
+
+@pytest.mark.parametrize(("severities", "mra"), [((1,), 41.0), ((1, 2, 3, 4, 5), None)])
+def test_a_partial_evaluation_is_not_kept(out, store, severities, mra):
+    store(CONFIG)
+    (stored,) = load_results(out)
+    categories = dict.fromkeys(("noise", "blur", "weather", "digital"), 40.0)
+    assert keep_robustness(stored, Robustness("generated", severities, 60.0, {}, {}, categories, mra)) == {}
+    assert "mra" not in load_results(out).by_fingerprint[CONFIG.fingerprint].measures
 
 
 def test_robustness_of_a_result_kept_without_weights(out, store, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugin
 from holdfast.data import data_root
 from holdfast.display import data_progress, errors, output, table
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.experiments import Stored, keep_robustness
 from holdfast.report.analyses import compare, save_contact_sheet, write_figures
 from holdfast.training import choose_device
 
@@ -116,7 +117,12 @@ def _progress(total: int, what: str) -> Iterator[Callable[[Any, str], Any]]:
 def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> list[RunAnalysis]:
     evaluations = len(options["corruptions"]) * len(options["severities"])
     with _progress(len(analyzed) * evaluations, "corruptions:") as advance:
-        return with_robustness(analyzed, root, progress=lambda done, total, name: advance(None, name), **options)
+        found = with_robustness(analyzed, root, progress=lambda done, total, name: advance(None, name), **options)
+    for run in found:
+        if run.robustness is not None:
+            with suppress(OSError):  # for reports and experiments; somebody else's folder may be read-only
+                keep_robustness(Stored(run.result, run.folder / results.RESULT), run.robustness)
+    return found
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -23,7 +23,14 @@ An experiment of one's own: `register(Experiment(name, title, source, shows, cel
 from holdfast.experiments import figures, tables  # noqa: F401 - importing them registers their experiments
 from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, register
 from holdfast.experiments.claims import Check, Claim, claims
-from holdfast.experiments.measures import MEASURES, ROBUSTNESS, Measure, condensed, measure_robustness
+from holdfast.experiments.measures import (
+    MEASURES,
+    ROBUSTNESS,
+    Measure,
+    condensed,
+    keep_robustness,
+    measure_robustness,
+)
 from holdfast.experiments.published import Published, published
 from holdfast.experiments.stored import Results, Skipped, Stored, load_results
 from holdfast.experiments.verdicts import Rank, Table, Verdict, assess, judge, kendall_tau
@@ -49,6 +56,7 @@ __all__ = [
     "claims",
     "condensed",
     "judge",
+    "keep_robustness",
     "kendall_tau",
     "load_results",
     "measure_robustness",

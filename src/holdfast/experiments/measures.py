@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from holdfast import analysis, results
+from holdfast.analysis import SEVERITIES, Robustness
 from holdfast.analysis.runs import analyze_run, with_robustness
 from holdfast.data import data_root
 from holdfast.experiments.stored import Stored
 from holdfast.registry import Registry
 from holdfast.training import choose_device
 
-__all__ = ["CATEGORIES", "MEASURES", "ROBUSTNESS", "Measure", "condensed", "measure_robustness"]
+__all__ = ["CATEGORIES", "MEASURES", "ROBUSTNESS", "Measure", "condensed", "keep_robustness", "measure_robustness"]
 
 CATEGORIES = ("noise", "blur", "weather", "digital")
 ROBUSTNESS = (*(f"robust_{name}" for name in CATEGORIES), "mra")
@@ -143,13 +144,16 @@ def measure_robustness(
     (run,) = with_robustness(
         [analyze_run(stored.path.parent)], data_root(data), device=choose_device(device), progress=progress
     )
-    if run.robustness is None:
+    return {} if run.robustness is None else keep_robustness(stored, run.robustness)
+
+
+def keep_robustness(stored: Stored, found: Robustness) -> dict[str, float]:
+    """Keep what an evaluation found beside the result, if it was of all corruptions and severities; returns that."""
+    if found.mra is None or tuple(found.severities) != tuple(SEVERITIES):
         return {}
-    found = {f"robust_{category}": run.robustness.per_category[category] for category in CATEGORIES}
-    if run.robustness.mra is not None:
-        found["mra"] = run.robustness.mra
-    stored.add_measures(found)
-    return found
+    measures = {f"robust_{category}": found.per_category[category] for category in CATEGORIES} | {"mra": found.mra}
+    stored.add_measures(measures)
+    return measures
 
 
 def condensed(stored: Stored) -> dict[str, object]:
