@@ -13,8 +13,8 @@ from holdfast.training import choose_device, run, train
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's compiler, when it is imported
-    pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),
+    # torch's compiler and its watch over synchronisation warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
 

@@ -15,6 +15,8 @@ from holdfast.training import Keeper, _prepare, train
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch's compiler and its watch over synchronisation warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
 DEVICE = torch.device("cuda")

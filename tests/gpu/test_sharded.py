@@ -12,6 +12,8 @@ from test_buffer import numbered
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch's compiler and its watch over synchronisation warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
 
