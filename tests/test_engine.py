@@ -1,14 +1,19 @@
 """The engine: the samples that were asked for reach the learner, and losses are watched."""
 
+import functools
 import math
 
 import pytest
 import torch
+from torch import nn
 
+from holdfast.augment import CropFlip, Normalize
 from holdfast.data import ImageSet
-from holdfast.engine import Engine, LossLog
+from holdfast.engine import Engine, LossLog, _compile
 from holdfast.errors import TrainingError, UsageError
-from holdfast.learners import Learner, Losses
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses, PlainSgd
+from holdfast.models import group_batchnorm
+from holdfast.rng import generator, seeded_globally
 
 CPU = torch.device("cpu")
 
@@ -120,3 +125,41 @@ def test_the_first_bad_step_is_named():
 
 def test_a_log_without_steps_has_nothing_to_tell():
     assert LossLog(CPU, 4).read() == {}
+
+
+# --- what a GPU runs, traced and differentiated as there, but with the CPU's own kernels ------------------------------
+
+
+def conv_learner(method: str, precision: str) -> Learner:
+    with seeded_globally(0, "network"):
+        body = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        model = group_batchnorm(nn.Sequential(*body, nn.Linear(4, 10)))
+    view = CropFlip(Normalize((0.5,) * 3, (0.2,) * 3), generator(0, "augment"), padding=2)
+    options = {"buffer_size": 8, "augment": view, "precision": precision, "validate": False, "seed": 1}
+    optimizer = PlainSgd(model.parameters(), 0.1)
+    if method == "er":
+        return ExperienceReplay(model, optimizer, **options)
+    return ConsistencyReplay(model, optimizer, regularizer=method, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's compiler, about itself
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [*((name, "float32") for name in ("er", "l1", "mse", "kl", "mi", "dino")), ("mse", "bfloat16")],
+)
+def test_compiled_steps_equal_plain_ones(method, precision, monkeypatch):
+    """torch has given compiled BatchNorm gradients of 0; accuracy alone hardly shows it on short runs."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    plain, compiled = conv_learner(method, precision), conv_learner(method, precision)
+    for number in range(4):
+        x = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8, generator=generator(number, "images"))
+        y = torch.randint(0, 10, (8,), generator=generator(number, "labels"))
+        if number == 1:  # the buffer is full now, as it is when a run begins to use them
+            for part in _compile(compiled):
+                setattr(part.owner, part.name, part.compiled)
+        before = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
+        torch.testing.assert_close(compiled.observe(x, y), plain.observe(x, y), rtol=1e-4, atol=1e-4)
+        for name, tensor in plain.model.state_dict().items():
+            assert not torch.equal(before[name], tensor), f"{name} has not moved"
+            torch.testing.assert_close(compiled.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()

@@ -46,7 +46,10 @@ class _Normalize(torch.autograd.Function):
             scale, shift = rate * _per_channel(weight, x), shift * _per_channel(weight, x) + _per_channel(bias, x)
         ctx.save_for_backward(x, mean, rate, weight)
         ctx.mark_non_differentiable(mean, variance)
-        return (wide * scale + shift).to(x.dtype), mean, variance
+        normalised = wide * scale + shift
+        if normalised.dtype != x.dtype:  # converting to the same type makes gradients 0 where torch 2.11 compiles this
+            normalised = normalised.to(x.dtype)
+        return normalised, mean, variance
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
