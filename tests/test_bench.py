@@ -1,7 +1,11 @@
+import json
+
 import pytest
 
-from holdfast.bench import SHAPES, complete_run, floor_step, made_up, step_operations, steps_per_second
+from holdfast import bench
+from holdfast.bench import SHAPES, DeviceRate, complete_run, floor_step, made_up, step_operations, steps_per_second
 from holdfast.benchmarks import BENCHMARKS
+from holdfast.cli.bench import _bench_gpu
 from holdfast.config import RunConfig
 from holdfast.testing import check_benchmark
 
@@ -40,3 +44,15 @@ def test_a_complete_run_is_the_sum_of_its_parts(tmp_path):
 def test_rates_are_positive():
     assert floor_step(16, 3) > 0
     assert steps_per_second("seq-mnist", "er", steps=5) > 0
+
+
+def test_what_was_measured_is_shown_when_it_is_stopped(monkeypatch, capsys):
+    def rates(benchmark, method):
+        yield DeviceRate(benchmark, method, 1, 500.0, 100.0, 0.2, 50.0, 900.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "device_rates", rates)
+    with pytest.raises(KeyboardInterrupt):
+        _bench_gpu(["seq-cifar10"], as_json=True)
+    (rate,) = json.loads(capsys.readouterr().out)["device_rates"]
+    assert (rate["benchmark"], rate["method"], rate["steps_per_second"]) == ("seq-cifar10", "er", 500.0)

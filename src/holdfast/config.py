@@ -197,14 +197,18 @@ def _preset(benchmark: str, method: str, buffer_size: int | None) -> dict[str, A
     table = tables["benchmarks"].get(benchmark, tables["default"])
     values = {key: value for key, value in table.items() if not isinstance(value, dict)}
     family = table.get(method)
-    if not isinstance(family, dict):
-        family = table.get("consistency", {})
-    values |= {key: value for key, value in family.items() if not isinstance(value, dict)}
+    values |= _column(family if isinstance(family, dict) else table.get("consistency", {}), buffer_size)
+    if method in tables["beta"]:
+        values["beta"] = tables["beta"][method]
+    return values | _column(table.get("tuned", {}).get(method, {}), buffer_size)
+
+
+def _column(family: dict[str, Any], buffer_size: int | None) -> dict[str, Any]:
+    """What a table says of every buffer size, and then of this one."""
+    values = {key: value for key, value in family.items() if not isinstance(value, dict)}
     columns = {int(size): column for size, column in family.items() if isinstance(column, dict)}
     if columns and buffer_size is not None:
         # The column of the next smaller published buffer; smaller ones than all published use the smallest.
         below = [size for size in columns if size <= buffer_size]
         values |= columns[max(below) if below else min(columns)]
-    if method in tables["beta"]:
-        values["beta"] = tables["beta"][method]
     return values

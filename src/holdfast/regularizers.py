@@ -38,7 +38,7 @@ REGULARIZERS: Registry[Regularizer] = Registry("regularizer")
 
 @REGULARIZERS.register("l1")
 def l1(current: Tensor, stored: Tensor) -> Tensor:
-    """Mean over rows of the L1 norm of the difference."""
+    """Mean over rows of the L1 norm of the difference. A sum over classes: the more there are, the smaller a weight."""
     return (current - stored).abs().sum(dim=1).mean()
 
 

@@ -77,12 +77,18 @@ def _bench_gpu(only: list[str], as_json: bool) -> None:
     for name in only:
         if name not in known:
             raise unknown_name("benchmark measured here", name, known)
-    rates = []
-    for benchmark, method in GPU_CASES:
-        if only and benchmark not in only:
-            continue
-        with errors.status(f"{benchmark} {method}: compiling, then alone and in fleets ..."):
-            rates += list(bench.device_rates(benchmark, method))
+    rates: list[bench.DeviceRate] = []
+    try:
+        for benchmark, method in GPU_CASES:
+            if not only or benchmark in only:
+                with errors.status(f"{benchmark} {method}: compiling, then alone and in fleets ..."):
+                    for rate in bench.device_rates(benchmark, method):
+                        rates.append(rate)
+    finally:  # what has been measured is shown even if the rest fails or somebody has seen enough
+        _show_rates(rates, as_json)
+
+
+def _show_rates(rates: list[bench.DeviceRate], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"device_rates": [asdict(rate) for rate in rates]}))
         return
