@@ -1,6 +1,9 @@
 """For all tests: one thread, so that several test processes on a small machine do not spin on each other's cores."""
 
+import os
 from importlib.util import find_spec
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 import torch
 
