@@ -1,10 +1,20 @@
 """For all tests: one thread, so that several test processes on a small machine do not spin on each other's cores."""
 
+import gc
+import os
 from importlib.util import find_spec
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """What is imported stays, hundreds of thousands of objects: the collector need not go through them ever again."""
+    gc.freeze()
+
 
 # Doctests import every module; one that is about a package which is not installed cannot be.
 collect_ignore = [] if find_spec("lightning") else ["src/holdfast/integrations/lightning.py"]

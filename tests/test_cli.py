@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from holdfast.cli import main
+from holdfast.regularizers import REGULARIZERS
 
 QUICK = ["--tasks", "2", "--set", "train_limit=300", "--device", "cpu"]
 
@@ -132,21 +133,22 @@ def test_altered_data_is_refused(holdfast, tmp_path):
     assert "checksum" in err
 
 
-def test_list_shows_what_a_plugin_registers(holdfast, tmp_path):
+def test_list_shows_what_a_plugin_registers(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setattr(REGULARIZERS, "_entries", dict(REGULARIZERS._entries))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_plugin.py").write_text(
         "import torch, holdfast as hf\n"
         "@hf.REGULARIZERS.register('huber-test', 'Huber distance')\n"
         "def huber(current, stored):\n"
         "    return torch.nn.functional.huber_loss(current, stored)\n"
     )
-    command = [sys.executable, "-m", "holdfast"]
-    listed = subprocess.run([*command, "list", "methods", "--plugin", "my_plugin"], cwd=tmp_path, capture_output=True)
-    assert b"huber-test" in listed.stdout
-    ran = subprocess.run(
-        [*command, "run", "rot-mnist", "huber-test", "--plugin", "my_plugin", *QUICK, "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-    )
+    code, listed, _ = holdfast("list", "methods", "--plugin", "my_plugin")
+    assert sys.modules.pop("my_plugin").__file__ == str(tmp_path / "my_plugin.py")
+    assert code == 0
+    assert "huber-test" in listed
+    # Once as a program of its own.
+    command = [sys.executable, "-m", "holdfast", "run", "rot-mnist", "huber-test", "--plugin", "my_plugin"]
+    ran = subprocess.run([*command, *QUICK, "--json"], cwd=tmp_path, capture_output=True)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["method"] == "huber-test"
 

@@ -1,8 +1,8 @@
 """Replay as a scikit-learn estimator: scikit-learn's own checks, and what they do not ask."""
 
 import pickle
-import subprocess
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -184,10 +184,12 @@ def test_settings_are_checked_when_used(settings, says):
         ReplayClassifier(**settings).fit(*rows())
 
 
-def test_without_scikit_learn_the_message_names_the_extra():
-    code = "import sys; sys.modules['sklearn'] = None; import holdfast.estimators"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install 'holdfast[sklearn]'" in answer.stderr.splitlines()[-1]
+def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "holdfast.estimators")
+    with pytest.raises(hf.HoldfastError, match=r"pip install 'holdfast\[sklearn\]'"):
+        import_module("holdfast.estimators")
 
 
 # --- regression ---

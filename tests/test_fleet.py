@@ -1,14 +1,22 @@
+from functools import cache
+
 import pytest
 import torch
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.fleet import run_fleet
+from holdfast.results import RunResult
 from holdfast.training import run
 
 
 def short(method: str, **changes) -> RunConfig:
     return RunConfig.preset("rot-mnist", method, buffer_size=50, tasks=2, train_limit=400, **changes)
+
+
+@cache
+def alone(config: RunConfig) -> RunResult:
+    return run(config, device="cpu")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, None])
@@ -19,10 +27,10 @@ def test_each_run_of_a_fleet_gives_what_it_gives_alone(size):
     assert {outcome.config for outcome in outcomes} == set(configs)
     assert set(steps) == set(configs)
     for outcome in outcomes:
-        alone = run(outcome.config, device="cpu")
+        expected = alone(outcome.config)
         assert outcome.error is None
-        assert torch.equal(outcome.result.matrix.nan_to_num(), alone.matrix.nan_to_num())
-        assert all(torch.equal(alone.weights[name], tensor) for name, tensor in outcome.result.weights.items())
+        assert torch.equal(outcome.result.matrix.nan_to_num(), expected.matrix.nan_to_num())
+        assert all(torch.equal(expected.weights[name], tensor) for name, tensor in outcome.result.weights.items())
 
 
 def test_a_run_that_fails_leaves_the_others_untouched():
@@ -30,7 +38,7 @@ def test_a_run_that_fails_leaves_the_others_untouched():
     outcomes = {outcome.config: outcome for outcome in run_fleet([bad, unknown, good], size=3, device="cpu")}
     assert "no longer finite" in str(outcomes[bad].error)
     assert isinstance(outcomes[unknown].error, UsageError)
-    assert outcomes[good].result.accuracy == run(good, device="cpu").accuracy
+    assert outcomes[good].result.accuracy == alone(good).accuracy
 
 
 def test_an_empty_fleet_ends_at_once():

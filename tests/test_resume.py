@@ -567,7 +567,7 @@ def test_bfloat16_twins_follow():
         ({}, {"kind": "er"}, "this is a ExperienceReplay, but the saved learner is a ConsistencyReplay"),
         ({}, {"optimizer": momentum}, "the saved optimiser is Adam, this one SGD"),
     ],
-    ids=str,
+    ids=["buffer", "model", "kind", "optimizer"],
 )
 def test_a_learner_that_does_not_fit_is_left_as_it_was(path, saved, loaded, message):
     one, other = make(**saved), make(**loaded)

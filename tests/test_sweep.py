@@ -189,6 +189,7 @@ def someone(pid: int, host: str | None = None, started: str | None = None) -> st
         ("", 60, True),
         ("[]", 60, True),
     ],
+    ids=["alive", "renumbered", "dead", "first", "elsewhere", "silent", "empty", "still-empty", "foreign"],
 )
 def test_claims_of_the_dead_are_taken_over(tmp_path, text, age, abandoned):
     claim(tmp_path, GRID[0], text, age)

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -64,10 +63,3 @@ def test_checksum_of_an_altered_file_names_the_file():
     assert checked(b"abc", md5_of_abc, Path("some/file")) == b"abc"
     with pytest.raises(DataError, match="some/file"):
         checked(b"abd", md5_of_abc, Path("some/file"))
-
-
-def test_import_is_light():
-    # In a new interpreter, because this one has imported everything.
-    code = "import sys, holdfast.data; print([m for m in ('PIL', 'pooch', 'requests') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
