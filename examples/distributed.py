@@ -55,7 +55,6 @@ def main() -> None:
             f"{len(kept)} samples in the buffer of {world} process(es), {kept.bincount(minlength=10).tolist()} a digit"
         )
     if spread:
-        dist.barrier()  # ranks leave together
         dist.destroy_process_group()
 
 

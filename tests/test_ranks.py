@@ -1,5 +1,6 @@
 """Processes that act as one. Functions that begin with `_` run on every rank."""
 
+import sys
 from collections import Counter
 
 import pytest
@@ -115,6 +116,26 @@ def _gathered():
 
 def test_bytes_of_any_length_are_gathered(crew):
     assert crew.run(4, _gathered) == [[list(range(0)), list(range(3)), list(range(6)), list(range(9))]] * 4
+
+
+def _still_held():
+    """Of 100 tensors that were told to the other ranks, how many PyTorch holds on to when all have been told."""
+    ranks, interval, held = Ranks(), sys.getswitchinterval(), 0
+    sys.setswitchinterval(60)  # other threads get the interpreter only while this one waits
+    try:
+        for _ in range(100):
+            numbers = torch.arange(3)
+            before = sys.getrefcount(numbers)
+            ranks._gather(numbers)
+            held += sys.getrefcount(numbers) > before
+    finally:
+        sys.setswitchinterval(interval)
+    return held
+
+
+def test_no_thread_needs_the_interpreter_for_what_was_sent(crew):
+    """One that did would abort a program that ends now."""
+    assert crew.run(2, _still_held) == [0, 0]
 
 
 # --- generators ------------------------------------------------------------------------------------------------------

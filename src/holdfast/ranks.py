@@ -16,6 +16,9 @@ from holdfast.rng import derive_seed, restore
 
 __all__ = ["Meeting", "Ranks", "to_device"]
 
+TAG = int.from_bytes(b"hold")
+"""Keeps messages between the hosts apart from those that a program sends itself."""
+
 
 @dataclass
 class Meeting:
@@ -37,12 +40,13 @@ class Ranks:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
+        group = group or (dist.group.WORLD if dist.is_available() else None)
+        if group is None or not dist.is_initialized():
             raise UsageError(
                 "there is no process group: start the program with torchrun, and call "
                 "torch.distributed.init_process_group() first."
             )
-        self.group = group or dist.group.WORLD
+        self.group = group
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.hosts = self.group
         if "cpu:" not in dist.get_backend_config(self.group):
@@ -82,14 +86,13 @@ class Ranks:
         arrived = rows.new_empty(len(coming), rows.shape[1])
         if len(origin) == 0:  # which every rank knows
             return arrived
-        with _contact():
-            dist.all_to_all_single(
-                arrived,
-                rows[to_device(leaving.argsort(stable=True), rows.device)],
-                coming.bincount(minlength=self.size).tolist(),
-                leaving.bincount(minlength=self.size).tolist(),
-                group=self.hosts if rows.device.type == "cpu" else self.group,
-            )
+        sorted_rows = rows[to_device(leaving.argsort(stable=True), rows.device)]
+        sent, received = (ends.bincount(minlength=self.size).tolist() for ends in (leaving, coming))
+        if rows.device.type == "cpu":
+            self._exchange(torch.split(sorted_rows, sent), torch.split(arrived, received))
+        else:
+            with _contact():
+                dist.all_to_all_single(arrived, sorted_rows, received, sent, group=self.group)
         # They come rank by rank; the second argsort inverts the first.
         return arrived[to_device(coming.argsort(stable=True).argsort(), rows.device)]
 
@@ -113,9 +116,25 @@ class Ranks:
     def _gather(self, numbers: Tensor) -> list[Tensor]:
         """Every rank's tensor, all of one shape and type."""
         told = [torch.empty_like(numbers) for _ in range(self.size)]
-        with _contact():
-            dist.all_gather(told, numbers, group=self.hosts)
+        self._exchange([numbers] * self.size, told)
         return told
+
+    def _exchange(self, leaving: Sequence[Tensor], coming: Sequence[Tensor]) -> None:
+        """Send leaving[i] to rank i and fill coming[i] by what rank i sends, all of it in host memory.
+
+        By messages, since gloo carries out collectives in threads of its own. These let go of the tensors after the
+        collective has returned, and need the interpreter for it: a program whose last act is one would now and then
+        abort, with all its work done (https://github.com/pytorch/pytorch/issues/190489).
+        """
+        coming[self.rank].copy_(leaving[self.rank])
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with _contact():
+            messages = [
+                *(self.hosts.recv([coming[i]], i, TAG) for i in others if coming[i].numel()),
+                *(self.hosts.send([leaving[i]], i, TAG) for i in others if leaving[i].numel()),
+            ]
+            for message in messages:
+                message.wait()
 
     def _texts(self, text: str) -> list[str]:
         told = self.gather(torch.tensor(list(text.encode()), dtype=torch.uint8))
