@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import TrainingError, UsageError
 from holdfast.learners.growing import Head
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested, leaves, rows
 
 __all__ = [
     "check_class_weights",
@@ -107,11 +107,18 @@ def check_outputs(outputs: int, label: int, head: Head | None, class_weights: Te
         raise UsageError(f"there are {len(class_weights)} class weights, but the model has {outputs} outputs.")
 
 
-def check_loss(loss: Tensor, read: bool) -> None:
-    """The loss must be one number, and a finite one if it is to be `read`, which waits for the device."""
+def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:
+    """A minibatch's loss must be one number, and a finite one if it is to be `read`, which waits for the device."""
     if loss.dim():
         raise UsageError(f"the loss has shape {tuple(loss.shape)}; it must be one number, the mean over samples.")
     if read and not math.isfinite(loss.item()):
+        parts = {} if minibatch is None else leaves(minibatch[0], "x") | leaves(minibatch[1], "y")
+        for name, part in parts.items():
+            if not part.isfinite().all():
+                raise TrainingError(
+                    f"the loss is {loss.item()}, so no step was made: {name} holds numbers that are not finite. "
+                    "Leave such samples out, or give those numbers a value, before observing them."
+                )
         raise TrainingError(
             f"the loss is {loss.item()}, so no step was made. Go back to the last checkpoint if the weights are broken "
             "(check_finite tells), and try a smaller learning rate or clip=1.0."
