@@ -350,6 +350,17 @@ class Noise:
         return x + torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
 
 
+@pytest.mark.parametrize("layer", [nn.LazyBatchNorm2d, lambda: nn.LazyConv2d(2, 3)])
+def test_a_model_that_does_not_know_its_shapes_yet(layer):
+    model = nn.Sequential(layer(), nn.Flatten(), nn.LazyLinear(CLASSES))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(UsageError, match=r"0.weight has no shape yet: pass a minibatch through the model"):
+        hf.ExperienceReplay(model, optimizer, buffer_size=20)
+    x, y = next(stream(1, dtype=torch.float32))
+    model(x)
+    make("consistency", model).observe(x, y)
+
+
 @pytest.mark.parametrize("kind", ["batchnorm", "grouped"])
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("name", LEARNERS)

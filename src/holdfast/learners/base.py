@@ -127,6 +127,7 @@ class Learner:
         """The processes that learn together, if there are several."""
         if isinstance(model, DistributedDataParallel):
             self.model, self.ranks = model.module, Ranks(model.process_group)
+        checks.check_shapes(self.model)
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, list(PRECISIONS))

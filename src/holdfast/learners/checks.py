@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import TrainingError, UsageError
 from holdfast.learners.growing import Head
@@ -19,6 +20,7 @@ __all__ = [
     "check_leap",
     "check_loss",
     "check_outputs",
+    "check_shapes",
     "check_sizes",
     "check_weights",
     "largest_label",
@@ -43,6 +45,16 @@ def check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise UsageError(f"{name} must be at least 1, or None for as many samples as observed, not {size}.")
+
+
+def check_shapes(model: nn.Module) -> None:
+    """No layer may still wait for a first minibatch to learn its shape from, as PyTorch's lazy ones do."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise UsageError(
+                f"{name} has no shape yet: pass a minibatch through the model, as in model(x), before making its "
+                "optimiser and its learner."
+            )
 
 
 def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
