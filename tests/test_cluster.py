@@ -1,15 +1,20 @@
 """The same grid on a Ray cluster: a real one of two nodes, one of which is killed."""
 
+import json
+import os
 import socket
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import load_results
-from holdfast.sweep import sweep
+from holdfast.sweep import Job, sweep
+from holdfast.sweep import cluster as cluster_module
+from holdfast.sweep.claims import HEARTBEAT
 from holdfast.sweep.cluster import RayEngine, Remote
 from test_sweep import GRID, HOPELESS, inline, leftovers, matrices, same, tiny
 
@@ -74,6 +79,74 @@ def test_half_an_upload_is_no_result(tmp_path, monkeypatch):
     remote.fetch()
     assert sent
     assert matrices(tmp_path / "mirror") == {}
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """Makes ways to one folder behind an address, each as another sweep has it."""
+    monkeypatch.setattr(cluster_module, "SETTLING", 0.01)
+    return lambda name: Remote((tmp_path / "shared").as_uri(), tmp_path / name)
+
+
+def test_one_sweep_at_a_time_behind_an_address(tmp_path, shared):
+    first, second = RayEngine(remote=shared("first")), RayEngine(remote=shared("second"))
+    job = Job(tmp_path / "second")
+    with first.remote.reserved():
+        for _ in range(2):
+            with pytest.raises(HoldfastError, match=rf"shared is in use by another sweep, process {os.getpid()} on "):
+                second(iter([]), job, print)
+        first.remote.beat()
+    with second.remote.reserved():
+        pass
+    assert [path for path in (tmp_path / "shared").iterdir() if path.is_file()] == []
+
+
+def test_results_that_came_in_meanwhile_are_fetched_once_it_is_reserved(tmp_path, shared):
+    sweep(GRID[:1], tmp_path / "node", engine=inline)
+    (stored,) = load_results(tmp_path / "node")
+    late = shared("late")
+    late.fetch()
+    shared("other").save(stored.path.parent)
+    with late.reserved():
+        assert same(matrices(tmp_path / "late"), matrices(tmp_path / "node"))
+
+
+@pytest.mark.parametrize(
+    ("change", "over"),
+    [
+        ({}, False),
+        ({"started": "1"}, True),
+        ({"pid": 2**40}, True),
+        ({"host": "elsewhere"}, False),
+        ({"host": "elsewhere", "pid": 2**40, "silent": 500}, False),
+        ({"host": "elsewhere", "silent": 700}, True),
+        ({"time": "yesterday"}, True),
+        (None, True),
+    ],
+)
+def test_a_sweep_that_is_gone_makes_room(tmp_path, shared, change, over):
+    remote = shared("mirror")
+    with remote.reserved():
+        pass
+    claim = json.loads(shared("other")._claim())
+    claim["time"] -= (change or {}).get("silent", 0)
+    claim |= change or {}
+    (tmp_path / "shared" / ".sweep.json").write_text("{" if change is None else json.dumps(claim))
+    with nullcontext() if over else pytest.raises(HoldfastError, match="in use by another sweep"), remote.reserved():
+        assert json.loads((tmp_path / "shared" / ".sweep.json").read_text())["sweep"] != claim["sweep"]
+    assert (tmp_path / "shared" / ".sweep.json").exists() == (not over)
+
+
+def test_a_sweep_that_lost_its_place_stops(tmp_path, shared):
+    """Two that begin in the same moment may both write; who wrote last has it."""
+    first, theirs = shared("first"), shared("second")._claim()
+    with first.reserved():
+        (tmp_path / "shared" / ".sweep.json").write_text(theirs)
+        first.beat()  # too early for another look
+        first.beaten -= 2 * HEARTBEAT
+        with pytest.raises(HoldfastError, match="in use by another sweep"):
+            first.beat()
+    assert (tmp_path / "shared" / ".sweep.json").read_text() == theirs
 
 
 def test_address_of_a_kind_nobody_knows():

@@ -32,7 +32,12 @@ def not_applicable(estimator):
 
 
 @parametrize_with_checks(
-    [ReplayClassifier(epochs=10), ReplayClassifier(regularizer=None, epochs=10), ReplayRegressor(epochs=10)],
+    [
+        ReplayClassifier(epochs=10),
+        ReplayClassifier(regularizer=None, epochs=10),
+        ReplayClassifier(head="classifier", epochs=10),
+        ReplayRegressor(epochs=10),
+    ],
     expected_failed_checks=not_applicable,
 )
 def test_scikit_learn_accepts_it(estimator, check):
@@ -169,9 +174,53 @@ def test_labels_that_were_not_announced_are_refused_before_anything_is_learned()
     assert equal(before, weights(made))
 
 
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_a_head_that_may_grow_takes_labels_as_they_come(settings):
+    """In any order of arrival, `classes_` is sorted and probabilities go with it; old classes keep their outputs."""
+    made = ReplayClassifier(head="classifier", random_state=0, lr=0.01, **settings)
+    x, y = rows(400, classes=4)
+    arrived = []
+    for name in ("cedar", "ash", "dogwood", "beech"):
+        for portion in np.array_split(np.flatnonzero(y == name), 3):
+            made.partial_fit(x[portion], y[portion])
+        arrived.append(name)
+        assert made.classes_.tolist() == sorted(arrived)
+        assert made.module_.classifier.out_features == len(arrived)
+        # The classes of this moment by hand: output k belongs to the k-th label that arrived.
+        outputs = made.module_(torch.tensor(x, dtype=torch.float32)).softmax(dim=1).detach().numpy()
+        by_hand = outputs[:, [arrived.index(each) for each in sorted(arrived)]]
+        np.testing.assert_allclose(made.predict_proba(x), by_hand, rtol=1e-5)
+    if "buffer_size" not in settings:
+        assert made.score(x, y) > 0.9
+
+
+def test_classes_may_be_announced_to_a_head_that_may_grow():
+    x, y = rows(classes=2)
+    made = ReplayClassifier(head="classifier", random_state=0).partial_fit(x, y, classes=["beech", "yew"])
+    assert made.classes_.tolist() == ["ash", "beech", "yew"]
+    assert made.partial_fit(x, y, classes=["oak"]).classes_.tolist() == ["ash", "beech", "oak", "yew"]
+    assert made.predict_proba(x).shape == (len(x), 4)
+    with pytest.raises(hf.UsageError, match="labels are texts, these are numbers: give all"):
+        made.partial_fit(x, np.ones(len(x), dtype=int))
+    assert len(made.classes_) == 4
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_a_grown_estimator_is_pickled(settings):
+    x, y = rows(120, classes=4)
+    made = ReplayClassifier(head="classifier", random_state=3, **settings)
+    made.partial_fit(x[y == "cedar"], y[y == "cedar"]).partial_fit(x[:60], y[:60])
+    copied = pickle.loads(pickle.dumps(made))
+    for one in (made, copied):
+        one.partial_fit(x[60:], y[60:])
+    assert equal(weights(made), weights(copied))
+    assert (made.predict(x) == copied.predict(x)).all()
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        ({"head": "clasifier"}, "did you mean 'classifier'"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"model": "mlpp"}, "did you mean 'mlp'"),

@@ -6,6 +6,7 @@ import torch
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.fleet import run_fleet
+from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.training import run
 
@@ -30,6 +31,21 @@ def test_each_run_of_a_fleet_gives_what_it_gives_alone(size):
         expected = alone(outcome.config)
         assert outcome.error is None
         assert torch.equal(outcome.result.matrix.nan_to_num(), expected.matrix.nan_to_num())
+        assert all(torch.equal(expected.weights[name], tensor) for name, tensor in outcome.result.weights.items())
+
+
+class Forgetful(torch.nn.Sequential):
+    """Dropout draws from PyTorch's global generator, which all runs of a process share."""
+
+    def __init__(self, shape, classes):
+        super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(784, classes))
+
+
+def test_runs_of_a_fleet_do_not_take_each_others_random_numbers(monkeypatch):
+    monkeypatch.setitem(MODELS._entries, "forgetful", Forgetful)
+    configs = [short("er", model="forgetful", seed=seed, batch_size=8) for seed in range(2)]
+    for outcome in run_fleet(configs, size=2, device="cpu"):
+        expected = run(outcome.config, device="cpu")
         assert all(torch.equal(expected.weights[name], tensor) for name, tensor in outcome.result.weights.items())
 
 

@@ -163,11 +163,12 @@ def test_nothing_is_written_unless_asked_nor_before_it_is_time(small, tmp_path, 
 
 
 def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
-    """Random views and running statistics continue as well."""
+    """Random views, running statistics and dropout continue as well."""
 
     class Normalised(torch.nn.Sequential):
         def __init__(self, shape, classes):
-            super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, classes), torch.nn.BatchNorm1d(classes))
+            layers = torch.nn.Linear(784, classes), torch.nn.BatchNorm1d(classes), torch.nn.Dropout(0.3)
+            super().__init__(torch.nn.Flatten(), *layers)
 
     monkeypatch.setitem(hf.MODELS._entries, "normalised", Normalised)
     settings = config("linf", model="normalised")
@@ -176,6 +177,7 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     expected = finish(train(settings, stream, CPU))
     for steps in (4, 5):
         stop_after(steps, settings, stream, path)
+        torch.rand(steps)  # as if in another process, where dropout's generator is elsewhere
     assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
 
 

@@ -490,6 +490,95 @@ def test_every_file_cut_short_or_missing_is_noticed(kept):
     make(kept)
 
 
+def flip(path, row, size, bit):
+    """Flip one bit of a row of so many bytes."""
+    content = bytearray(path.read_bytes())
+    content[row * size + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(bytes(content))
+
+
+def test_every_flipped_bit_of_a_stored_sample_is_noticed(kept):
+    """And of no other: rows that are free may hold anything."""
+    used = set(checkpoint.read(kept / "state.safetensors", "buffer").state["rows"].tolist())
+    files = {"0-3x4x2-uint8.rows": 24, "1-int64.rows": 8, "2-5-bfloat16.rows": 10}
+    assert used != set(range(30))
+    for name, size in files.items():
+        whole = (kept / name).read_bytes()
+        for row, bit in [(min(used), 0), (max(used), 8 * size - 1), (sorted(used)[4], 37)]:
+            flip(kept / name, row, size, bit)
+            with pytest.raises(hf.StorageError, match=rf"{name} is damaged: 1 of 10 samples .* intact copy"):
+                make(kept)
+            (kept / name).write_bytes(whole)
+        for row in set(range(len(whole) // size)) - used:
+            flip(kept / name, row, size, 3)
+    make(kept)
+
+
+def test_bits_flipped_before_a_checkpoint_is_loaded(folder, tmp_path):
+    learner = learner_in(folder)
+    learner.observe(*labelled(0))
+    learner.save(tmp_path / "checkpoint")
+    flip(folder / "0-24-float32.rows", 3, 96, 11)
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    other = learner_in(tmp_path / "other")
+    learner.buffer.close()
+    (folder / "state.safetensors").rename(tmp_path / "elsewhere")  # it would be noticed when opened
+    again = learner_in(folder)
+    with pytest.raises(hf.StorageError, match="damaged: 1 of 8 samples"):
+        again.load(tmp_path / "checkpoint")
+    assert all(torch.equal(other.model.state_dict()[name], again.model.state_dict()[name]) for name in before)
+
+
+def learner_in(folder):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(24, 5)
+    return hf.ConsistencyReplay(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=10, storage=folder)
+
+
+def labelled(start):
+    x, ids, _ = batch(start, 8)
+    return x.flatten(1).float(), ids % 5
+
+
+def test_what_was_found_in_order_is_not_read_again(folder, tmp_path, monkeypatch):
+    learner = learner_in(folder)
+    learner.observe(*labelled(0))
+    learner.save(tmp_path / "checkpoint")
+    learner.buffer.close()
+    summed, real = [], storage._checksums
+    monkeypatch.setattr(storage, "_checksums", lambda rows: summed.append(len(rows)) or real(rows))
+    again = learner_in(folder)
+    again.load(tmp_path / "checkpoint")
+    assert sum(summed) == 3 * 8
+
+
+def test_widened_logits_are_summed_anew(folder):
+    buffer = make(folder)
+    x, y, logits = batch(0, 30)
+    buffer.add(x, y, logits)
+    buffer.widen(7)
+    buffer.keep()
+    buffer.close()
+    make(folder).close()
+    row = checkpoint.read(folder / "state.safetensors", "buffer").state["rows"][2]
+    flip(folder / "2-7-bfloat16.rows", int(row), 14, 100)
+    with pytest.raises(hf.StorageError, match=r"2-7-bfloat16.rows is damaged: 1 of 10"):
+        make(folder)
+
+
+def test_a_folder_kept_before_there_were_checksums(kept):
+    about, state = checkpoint.read(kept / "state.safetensors", "buffer")
+    del state["sums"]
+    checkpoint.write(kept / "state.safetensors", "buffer", state, about)
+    buffer = make(kept)
+    buffer.keep()
+    buffer.close()
+    make(kept).close()
+    flip(kept / "1-int64.rows", int(state["rows"][0]), 8, 0)
+    with pytest.raises(hf.StorageError, match="damaged: 1 of 10"):
+        make(kept)
+
+
 def test_a_folder_of_something_else(folder):
     folder.mkdir()
     (folder / "thesis.tex").touch()

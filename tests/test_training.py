@@ -2,6 +2,8 @@
 
 import math
 import re
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import holdfast as hf
 from holdfast.benchmarks import build
 from holdfast.data import Dataset, ImageSet, data_root, load
 from holdfast.learners import LEARNERS
+from holdfast.rng import global_state
 from holdfast.training import choose_device, train
 
 CPU = torch.device("cpu")
@@ -297,13 +300,64 @@ def test_nothing_global_is_disturbed(small, model, monkeypatch):
         torch.set_num_threads(before)
 
 
+class Forgetful(torch.nn.Module):
+    """A network that draws from PyTorch's global generator, in layers and in functions."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.2), torch.nn.Linear(784, classes))
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.layers(x), 0.5, self.training)
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    monkeypatch.setitem(hf.MODELS._entries, "forgetful", Forgetful)
+
+
+def disturb(_=None):
+    """What else happens in the process draws as well."""
+    torch.rand(3)
+
+
+@pytest.mark.parametrize("method", ["sgd", "er", "mse"])
+def test_dropout_is_part_of_what_a_config_says(small, forgetful, method):
+    settings = config(method, model="forgetful", epochs=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        first = run(settings)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(2)
+        assert_identical(first, run(settings, on_step=disturb))
+    assert differ(first, run(config(method, model="forgetful", epochs=2, seed=1)))
+
+
+def test_dropout_is_really_random(small, forgetful, monkeypatch):
+    """Another state to begin with would give another result."""
+    settings = config("sgd", model="forgetful")
+    first = run(settings)
+    monkeypatch.setattr("holdfast.training.seeded_states", lambda seed, name, device: global_state(device))
+    assert differ(first, run(settings))
+
+
+def test_a_network_that_draws_nothing_is_left_alone_after_a_while(small, monkeypatch):
+    turns = []
+    monkeypatch.setattr("holdfast.training.swapped_globally", lambda *_: nullcontext(turns.append(1)))
+    assert run(config(batch_size=8)).timing["steps"] > 100
+    assert len(turns) == 50
+
+
 def test_threads_can_be_chosen(small):
     assert run(config(train_limit=100), threads=2).environment["threads"] == 2
     assert run(config(train_limit=100)).environment["threads"] == 1  # the small network's own choice
 
 
-def test_runs_can_be_interleaved(small):
-    settings = [config("mse"), config("er", seed=1, batch_size=64), config("sgd", seed=2)]
+@pytest.mark.parametrize("model", ["mlp", "forgetful"])
+def test_runs_can_be_interleaved(small, forgetful, model):
+    settings = [config("mse"), config("er", seed=1, batch_size=64), config("sgd", seed=2), config("sgd", model=model)]
+    settings = [replace(setting, model=model) for setting in settings]
 
     def start(setting):
         return train(setting, build(setting, data_root(None)), CPU)

@@ -156,47 +156,94 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     such as torch.optim.SGD, called with the parameters and `lr`; Adam if None. `epochs` are those of `fit`. Features
     should be scaled as for any network, to about unit variance.
 
+    `head` names the network's last nn.Linear ("classifier" in "mlp") and lets it grow: `partial_fit` then takes labels
+    that nobody announced, on the first call and later. Without it, `classes` are fixed by the first call.
+
     Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
     """
+
+    def __init__(
+        self,
+        model: str | Callable[[tuple[int, ...], int], nn.Module] = "mlp",
+        *,
+        buffer_size: int | None = 500,
+        regularizer: str | Regularizer | None = "mse",
+        alpha: float = 1.0,
+        beta: float = 0.5,
+        lr: float = 0.001,
+        optimizer: Callable[..., Any] | None = None,
+        batch_size: int = 32,
+        epochs: int = 30,
+        head: str | None = None,
+        device: str = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            model,
+            buffer_size=buffer_size,
+            regularizer=regularizer,
+            alpha=alpha,
+            beta=beta,
+            lr=lr,
+            optimizer=optimizer,
+            batch_size=batch_size,
+            epochs=epochs,
+            device=device,
+            random_state=random_state,
+        )
+        self.head = head
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
         x, labels = self._samples(X, y, first=True)
-        self.classes_ = np.unique(labels)
+        self._arrived = self.classes_ = np.unique(labels)
         self._begin(x, len(self.classes_))
         for _ in range(self._positive("epochs")):
-            self._learn(x, _numbers(labels, self.classes_))
+            self._learn(x, _numbers(labels, self._arrived))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Learn on from X (n, features) and labels y (n,) in one pass.
 
-        `classes` are all labels that will ever come; the first call needs them, unless `fit` was called before.
+        `classes` are all labels that will ever come; the first call needs them, unless `fit` was called before or the
+        head may grow.
         """
         first = not hasattr(self, "learner_")
-        if first and classes is None:
-            raise UsageError("classes must be given on the first call to partial_fit: all labels that will ever come.")
+        if first and classes is None and self.head is None:
+            raise UsageError(
+                "classes must be given on the first call to partial_fit: all labels that will ever come. "
+                'Where nobody knows them, let the head grow, with head="classifier" or what its name is.'
+            )
         x, labels = self._samples(X, y, first=first)
-        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
-        numbers = _numbers(labels, known)
+        announced = np.unique(labels if classes is None else np.asarray(classes))
+        if self.head is not None:
+            arrived = _joined(np.union1d(announced, labels), announced[:0] if first else self._arrived)
+        elif classes is not None and not first and not np.array_equal(announced, self.classes_):
+            raise UsageError(f"classes {announced.tolist()} are not those of the first call, {self.classes_.tolist()}.")
+        else:
+            arrived = announced if first else self._arrived
+        numbers = _numbers(labels, arrived)
         if first:
-            self.classes_ = known
-            self._begin(x, len(known))
-        elif not np.array_equal(known, self.classes_):
-            raise UsageError(f"classes {known.tolist()} are not those of the first call, {self.classes_.tolist()}.")
+            self._begin(x, len(arrived))
+        elif self.head is not None:
+            self.learner_.grow(len(arrived))
+        self._arrived, self.classes_ = arrived, np.sort(arrived)
         self._learn(x, numbers)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities (n, classes), in the order of `classes_`."""
         probabilities: Array = torch.softmax(self._answers(X), dim=1).numpy()
-        return probabilities
+        return probabilities[:, np.argsort(self._arrived)]
 
     def predict(self, X: ArrayLike) -> Array:
         """The most probable label of each sample, (n,)."""
         probabilities = self.predict_proba(X)
         labels: Array = self.classes_[probabilities.argmax(axis=1)]
         return labels
+
+    def _options(self) -> dict[str, Any]:
+        return {"head": self.head}
 
     def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
         """The samples as a tensor and their labels, checked the way scikit-learn does."""
@@ -258,15 +305,25 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         return tags
 
 
-def _numbers(labels: Array, classes: Array) -> Tensor:
-    """The place of each label among the sorted classes, (n,)."""
-    unknown = np.setdiff1d(labels, classes)
+def _joined(labels: Array, arrived: Array) -> Array:
+    """The labels that `arrived` before, in that order, and then the new ones."""
+    if len(arrived) and isinstance(arrived[0], str) != isinstance(labels[0], str):
+        kinds = ("texts", "numbers") if isinstance(arrived[0], str) else ("numbers", "texts")
+        raise UsageError(f"so far labels are {kinds[0]}, these are {kinds[1]}: give all of them in one form.")
+    return np.concatenate([arrived, np.setdiff1d(labels, arrived)])
+
+
+def _numbers(labels: Array, arrived: Array) -> Tensor:
+    """The place of each label among those that `arrived`, (n,)."""
+    unknown = np.setdiff1d(labels, arrived)
     if len(unknown):
         raise UsageError(
-            f"y has labels that are not among the classes {classes.tolist()}: {unknown.tolist()}. "
-            "Name all classes on the first call to partial_fit."
+            f"y has labels that are not among the classes {arrived.tolist()}: {unknown.tolist()}. "
+            "Name all classes on the first call to partial_fit, or let the head grow, with head= the name of the last "
+            'nn.Linear ("classifier" in "mlp").'
         )
-    return torch.from_numpy(np.searchsorted(classes, labels))
+    order = np.argsort(arrived)
+    return torch.from_numpy(order[np.searchsorted(arrived, labels, sorter=order)])
 
 
 def _tensor(x: Array) -> Tensor:

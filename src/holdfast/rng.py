@@ -20,6 +20,8 @@ __all__ = [
     "restore",
     "restore_globally",
     "seeded_globally",
+    "seeded_states",
+    "swapped_globally",
 ]
 
 
@@ -76,6 +78,26 @@ def global_generators(device: torch.device) -> dict[str, torch.Generator]:
         index = torch.cuda.current_device() if device.index is None else device.index
         found["cuda"] = torch.cuda.default_generators[index]
     return found
+
+
+def seeded_states(seed: int, name: str, device: torch.device) -> dict[str, Tensor]:
+    """States for PyTorch's global generators, made from a seed."""
+    return {kind: generator(seed, name, each.device).get_state() for kind, each in global_generators(device).items()}
+
+
+@contextmanager
+def swapped_globally(states: dict[str, Tensor], device: torch.device) -> Iterator[None]:
+    """Put PyTorch's global generators into `states` inside the block, and back where they were afterwards.
+
+    `states` is then where the block left them.
+    """
+    before = global_state(device)
+    restore_globally(states, device)
+    try:
+        yield
+    finally:
+        states.update(global_state(device))
+        restore_globally(before, device)
 
 
 @contextmanager

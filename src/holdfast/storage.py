@@ -13,6 +13,7 @@ from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy
 import torch
@@ -32,6 +33,8 @@ ADVICE = "Put an intact copy of the folder in its place, or delete it to start a
 
 WINDOW = 32 * 2**20
 """Bytes of a file that may be in memory through a mapping; whoever touches more maps anew, which lets go of them."""
+AT_ONCE = 2 * 2**20
+"""Bytes that are read at once where a whole file is read."""
 AROUND = 2 * 2**20
 """Bytes around a row that may come with it: systems map what they hold in pieces of up to that size."""
 
@@ -147,7 +150,8 @@ class Folder:
     A row that a saved state refers to is never overwritten before a later state is safe: a sample that takes a slot
     goes to a free row, and a table says which row each slot is in. A state is thus that table and little else, and
     the process may be killed at any moment. Each row also bears a stamp that no other ever had, which tells a state
-    whose rows have been given away since.
+    whose rows have been given away since. A state also holds a checksum of each row of each column, so that bits which
+    flipped on the disk are noticed when it is loaded.
     """
 
     def __init__(self, path: Path, capacity: int, device: torch.device) -> None:
@@ -157,6 +161,10 @@ class Folder:
         """The row of each slot, -1 if it is empty."""
         self._stamp = numpy.zeros(capacity, numpy.int64)
         """The stamp of each slot's row."""
+        self._sums = numpy.zeros((0, capacity), numpy.int64)
+        """The checksum of each slot's row, for every column."""
+        self._proven: list[numpy.ndarray[Any, Any]] = []
+        """Rows, stamps and sums that were found in order last."""
         self._next_stamp = secrets.randbits(62)
         self._held = numpy.zeros(1024, bool)
         """Which rows a saved state refers to."""
@@ -182,6 +190,7 @@ class Folder:
             if not self._forms:
                 self._write_forms(forms)
             self._columns = [self._rows(number, part) for number, part in enumerate(like)]
+        self._sums = numpy.zeros((len(like), self.capacity), numpy.int64)
         return self._outlines()
 
     def reserve(self, count: int) -> None:
@@ -200,12 +209,13 @@ class Folder:
         rows = self._take(len(taken))
         stamps = numpy.arange(self._next_stamp, self._next_stamp + len(taken))
         self._next_stamp += len(taken)
+        chosen = [part[kept].cpu() for part in parts]
         try:
             with _explained(self.path):
                 # The stamp first: a row that is half overwritten must not look like what it was.
                 self._stamps.write(rows, torch.from_numpy(stamps))
-                for column, part in zip(self._columns, parts, strict=True):
-                    column.write(rows, part[kept].cpu())
+                for column, part in zip(self._columns, chosen, strict=True):
+                    column.write(rows, part)
         except StorageError:
             self._free += rows
             raise
@@ -213,19 +223,23 @@ class Folder:
         before = before[before >= 0]
         self._free += before[~self._held[before]].tolist()
         self._row[taken], self._stamp[taken] = rows, stamps
+        for sums, part in zip(self._sums, chosen, strict=True):
+            sums[taken] = _checksums(part)
 
     def change(self, number: int, made: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Put what `made` makes of a column in its place, row by row; returns the columns without content.
 
         It goes to a file of its own, since saved states refer to the old one.
         """
-        rows = self._row[self._row >= 0]
+        slots = (self._row >= 0).nonzero()[0]
+        rows = self._row[slots]
         with _explained(self.path):
             values = made(self._columns[number].read(rows))
             column = self._rows(number, values)
             column.reserve(0, self._reserved)
             column.write(rows.tolist(), values)
         self._columns[number] = column
+        self._sums[number, slots] = _checksums(values)
         return self._outlines()
 
     def read(self, slots: Tensor) -> list[Tensor]:
@@ -252,6 +266,7 @@ class Folder:
             "columns": [torch.empty((0, *column.shape), dtype=column.dtype) for column in self._columns],
             "rows": torch.from_numpy(rows),
             "stamps": torch.from_numpy(self._stamp[:count].copy()),
+            "sums": torch.from_numpy(self._sums[:, :count].copy()),
         }
 
     def check(self, state: dict[str, Any]) -> None:
@@ -274,6 +289,22 @@ class Folder:
             for column in columns:
                 if rows.max() >= len(column):
                     raise StorageError(f"{column.path} is damaged: it is too short. {ADVICE}")
+            if "sums" in state:  # not in those of earlier versions
+                self._check_sums(columns, [rows, stamps, state["sums"].numpy()])
+
+    def _check_sums(self, columns: Sequence[_Rows], stated: list[numpy.ndarray[Any, Any]]) -> None:
+        """Raise if a row is not what it was when its state was taken. Reads all of them, once."""
+        rows, _, sums = stated
+        # Opening a folder and loading its checkpoint ask three times for the same.
+        if len(stated) == len(self._proven) and all(map(numpy.array_equal, stated, self._proven)):
+            return
+        for column, expected in zip(columns, sums, strict=True):
+            wrong = int((column.checksums(rows) != expected).sum())
+            if wrong:
+                raise StorageError(
+                    f"{column.path} is damaged: {wrong} of {len(rows)} samples are not what was written there. {ADVICE}"
+                )
+        self._proven = stated
 
     def load(self, state: dict[str, Any]) -> list[Tensor]:
         """Put back what `state` describes; returns the columns without content."""
@@ -289,6 +320,10 @@ class Folder:
         if state["columns"]:
             with _explained(self.path):
                 self._columns = [self._rows(number, part) for number, part in enumerate(state["columns"])]
+                rows = state["rows"].numpy()
+                sums = state["sums"].numpy() if "sums" in state else [each.checksums(rows) for each in self._columns]
+            self._sums = numpy.zeros((len(self._columns), self.capacity), numpy.int64)
+            self._sums[:, : len(rows)] = sums
         return self._outlines()
 
     def _load_from_memory(self, state: dict[str, Any]) -> list[Tensor]:
@@ -443,6 +478,19 @@ class _Rows:
             start, self._left = stop, self._left - (stop - start)
         return taken.view(self.dtype).view(len(rows), *self.shape)
 
+    def checksums(self, rows: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+        """Those of these rows, which are read in the order of the file and a few at a time."""
+        sums, order = numpy.zeros(len(rows), numpy.int64), numpy.argsort(rows)
+        parts = numpy.array_split(order, 1 + len(rows) * self.size // AT_ONCE)
+        # Not through the mapping, which is made for rows here and there.
+        space = numpy.empty((len(parts[0]), self.size), numpy.uint8)
+        for part in parts:
+            near = rows[part].tolist()
+            for first, last in _runs(near):
+                os.preadv(self._handle, [space[first:last].data], near[first] * self.size)
+            sums[part] = _checksums(torch.from_numpy(space[: len(part)]))
+        return sums
+
     def flush(self) -> None:
         """Wait until everything written is on the disk."""
         os.fsync(self._handle)
@@ -454,6 +502,12 @@ class _Rows:
         self._mapped = numpy.frombuffer(content, numpy.uint8).reshape(rows, self.size)
         small = self._mapped.nbytes <= WINDOW
         self._left = sys.maxsize if small else max(1, WINDOW // (self.size + AROUND))
+
+
+def _checksums(values: Tensor) -> numpy.ndarray[Any, Any]:
+    """The CRC-32 of each of n rows, (n,) int64."""
+    rows = values.reshape(-1).view(torch.uint8).view(len(values), -1).numpy() if len(values) else ()
+    return numpy.fromiter(map(crc32, rows), numpy.int64, len(values))
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,7 @@ from holdfast.learners import Learner, Parts, PlainSgd
 from holdfast.learners import build as build_learner
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.results import RunResult, environment
-from holdfast.rng import generator, restore, seeded_globally
+from holdfast.rng import generator, restore, seeded_globally, seeded_states, swapped_globally
 
 __all__ = ["Keeper", "Progress", "choose_device", "run", "train"]
 
@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 
 KEPT = ("task", "epoch", "batch", "step", "fraction", "losses", "row")
 """What a checkpoint holds of a run's progress."""
+
+
+WATCHED = 50
+"""So many steps of a run are watched for draws from PyTorch's global generators."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,35 @@ def train(
 
     With a `keeper`, the run continues from the checkpoint there is, and its state is kept now and then.
     """
+    return (yield from _secluded(_train(config, benchmark, device, keeper), config.seed, device))
+
+
+def _secluded(
+    steps: Generator[Progress, None, RunResult], seed: int, device: torch.device
+) -> Generator[Progress, None, RunResult]:
+    """The same steps, with PyTorch's global generators in a state of the run's own while one is made.
+
+    Layers such as dropout draw from those, and so may whatever happens between two steps: another run's, for instance.
+    Swapping states takes time, so it ends after `WATCHED` steps if none of them drew.
+    """
+    states = seeded_states(seed, "network", device)
+    beginning, taken = dict(states), 0
+    while taken < WATCHED or any(not torch.equal(states[kind], beginning[kind]) for kind in states):
+        with swapped_globally(states, device):
+            try:
+                progress = next(steps)
+            except StopIteration as end:
+                result: RunResult = end.value
+                return result
+        taken += 1
+        yield progress
+    return (yield from steps)
+
+
+def _train(
+    config: RunConfig, benchmark: Benchmark, device: torch.device, keeper: Keeper | None
+) -> Generator[Progress, None, RunResult]:
+    """What `train` does, wherever PyTorch's global generators are."""
     clock = _Clock()
     model, learner, generators, engine = _prepare(config, benchmark, device)
     stages: list[Callable[[], ImageSet]] = [task.train for task in benchmark.tasks]
@@ -167,6 +200,10 @@ def run(
     continues from it: on a CPU, with the result it would have had without the stop, bit for bit. The file is left
     there at the end; remove it once the result is safe. Ctrl-C then lets the step at hand finish and writes the state
     before it ends the run; pressed a second time, it ends it at once.
+
+    What the network draws from PyTorch's global generators, for dropout for instance, is decided by the seed as well;
+    whoever else uses them finds them where they were. Only a network that draws nothing in its first 50 steps, and does
+    so later, draws from wherever they are then.
 
     `benchmark` is built from `config` and the data root `data` if it is not given.
     `threads` are torch's CPU threads; by default 1 for the small MLP, whose products are too small to share, and

@@ -87,3 +87,9 @@ def test_a_damaged_folder_names_the_file(small, tmp_path):
 def test_it_is_not_for_training(small, tmp_path):
     with pytest.raises(DataError, match="holdfast analyze"):
         small.load(tmp_path, None)
+
+
+def test_it_is_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(Cifar10C, "fetch", lambda *_: pytest.fail("this would take 2.9 GB"))
+    with pytest.raises(DataError, match="test data only"):
+        data.load("cifar10-c", tmp_path)

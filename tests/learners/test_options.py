@@ -1,6 +1,7 @@
 """What all learners take: a loss, class weights, clipping, schedulers, bfloat16, frozen parts; and broken losses."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -349,6 +350,17 @@ class Noise:
         return x + torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
 
 
+@pytest.mark.parametrize("layer", [nn.LazyBatchNorm2d, lambda: nn.LazyConv2d(2, 3)])
+def test_a_model_that_does_not_know_its_shapes_yet(layer):
+    model = nn.Sequential(layer(), nn.Flatten(), nn.LazyLinear(CLASSES))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(UsageError, match=r"0.weight has no shape yet: pass a minibatch through the model"):
+        hf.ExperienceReplay(model, optimizer, buffer_size=20)
+    x, y = next(stream(1, dtype=torch.float32))
+    model(x)
+    make("consistency", model).observe(x, y)
+
+
 @pytest.mark.parametrize("kind", ["batchnorm", "grouped"])
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("name", LEARNERS)
@@ -387,21 +399,84 @@ def test_a_head_made_larger_by_hand_takes_larger_labels():
         learner.observe(batches[1][0], torch.full((8,), CLASSES))
 
 
+def spoil(form, x, y, value):
+    """A minibatch with a number that is not finite, among the inputs or the targets, in a tensor or deep in a dict."""
+    x = x.clone()
+    x[3, 0, 2, 4] = value
+    return {"tensor": (x, y), "dict": ({"all": [x]}, y), "targets": (x.nan_to_num(0, 0), y / value * value)}[form]
+
+
+class Dict(nn.Module):
+    """A network whose inputs come in a dict."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x["all"][0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("form", ["tensor", "dict", "targets"])
+@pytest.mark.parametrize("kind", ["batchnorm", "grouped"])
 @pytest.mark.parametrize("name", LEARNERS)
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_raises_before_the_step(name, value, tmp_path):
-    model = network("mlp")
+def test_a_minibatch_that_is_not_finite_leaves_no_trace(name, kind, form, value, tmp_path):
+    """Not in BatchNorm's statistics, and not in any generator, that of dropout among them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(network(kind), nn.Dropout(0.5))
+    if form == "dict":
+        model = Dict(model)
+    options = {"loss": lambda outputs, targets: F.mse_loss(outputs[:, 0], targets)} if form == "targets" else {}
+    learner = make(name, model, augment=None if form == "dict" else Noise(), **options)
+    batches = [(x, y.double() if form == "targets" else y) for x, y in stream(4)]
+    for x, y in batches[:3]:
+        learner.observe({"all": [x]} if form == "dict" else x, y)
+    learner.save(tmp_path / "before")
+    for _ in range(2):
+        with pytest.raises(TrainingError, match=rf"no step was made: {'y' if form == 'targets' else 'x'}.* not finite"):
+            learner.observe(*spoil(form, *batches[3], value))
+    learner.save(tmp_path / "after")
+    assert (tmp_path / "before").read_bytes() == (tmp_path / "after").read_bytes()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_first_minibatch_that_is_not_finite_leaves_no_trace(name):
+    model = network("batchnorm")
+    learner = make(name, model)
+    x, y = next(stream(1))
+    with pytest.raises(TrainingError, match="not finite"):
+        learner.observe(x * math.nan, y)
+    assert_same_state(model, network("batchnorm"), rtol=0, atol=0)
+    learner.observe(x, y)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_missing_values_that_the_model_understands_are_welcome(name):
+    """What counts is the loss."""
+    model = network("batchnorm")
+    learner = make(name, model, augment=torch.nan_to_num)
+    for x, y in stream(5):
+        x[2, 0, 1] = math.nan
+        learner.observe(x, y)
+    learner.check_finite()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_loss_that_is_not_finite_raises_before_the_step(name):
+    """The weights are to blame here, not the minibatch; it leaves no trace in BatchNorm's statistics either."""
+    model = nn.Sequential(network("mlp"), nn.BatchNorm1d(CLASSES).double())
     learner = make(name, model)
     batches = list(stream(5))
     for x, y in batches[:3]:
         learner.observe(x, y)
-    before, offered = plain_copy("mlp", model), learner.buffer.offered if learner.buffer else 0
+    with torch.no_grad():
+        model[0].classifier.weight *= 1e308
+    before, offered = deepcopy(model), learner.buffer.offered if learner.buffer else 0
     with pytest.raises(TrainingError, match=r"so no step was made.*smaller learning rate"):
-        learner.observe(torch.full_like(x, value), y)
+        learner.observe(100 * x, y)
     assert_same_state(model, before, rtol=0, atol=0)
     assert not learner.buffer or learner.buffer.offered == offered
-    learner.save(tmp_path / "file")
-    learner.observe(*batches[4])
 
 
 @pytest.mark.parametrize(("kind", "part"), [("mlp", "classifier.bias"), ("batchnorm", "1.running_var")])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.errors import UsageError
 from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, group_batchnorm
 from holdfast.rng import generator, seeded_globally
 
@@ -281,6 +282,93 @@ def test_a_batchnorm_in_several_places_is_left_alone(depth):
     fused = group_batchnorm(model)
     assert next(module for module in fused.modules() if isinstance(module, nn.BatchNorm1d)) is norm
     assert_same(plain, fused, randn(12, 3), (4, 4, 4))
+
+
+class Twice(nn.Module):
+    """Calls its one BatchNorm several times a pass, as a recurrent network does; and drops some of what it gives."""
+
+    def __init__(self, calls=2, momentum=0.1):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(3, momentum=momentum), nn.Linear(3, 3)
+        self.drop, self.calls = nn.Dropout(0.5), calls
+
+    def forward(self, x):
+        for _ in range(self.calls):
+            x = self.drop(self.linear(self.norm(x)))
+        return x
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.9, None])
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 3, 4), (6, 6)])
+@pytest.mark.parametrize("calls", [2, 3])
+def test_a_batchnorm_called_several_times_a_pass(calls, sizes, momentum):
+    with seeded_globally(0, "init"):
+        plain = prepared(Twice(calls, momentum).double())
+    fused = group_batchnorm(copy.deepcopy(plain))
+    forward = GroupedForward(fused)
+    for step in range(3):
+        x = randn(12, 3, seed=step) + 10 * step
+        outputs = []
+        for passes in (lambda x: separate(plain, x, sizes), lambda x: forward(x, sizes)):
+            with seeded_globally(step, "dropout"):
+                outputs.append(passes(x))
+        torch.testing.assert_close(outputs[1], outputs[0])
+        torch.testing.assert_close(dict(fused.named_buffers()), dict(plain.named_buffers()))
+    assert fused.norm.num_batches_tracked == 3 * calls * len(sizes)
+    assert not forward.fused
+
+
+def test_a_converted_batchnorm_put_into_several_places():
+    part = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
+    plain = nn.Sequential(*[copy.deepcopy(part)] * 2)
+    fused = nn.Sequential(*[group_batchnorm(part)] * 2)
+    assert_same(plain, fused, randn(12, 3), (4, 4, 4))
+
+
+def test_a_batchnorm_without_running_statistics_may_be_called_several_times_in_one_pass():
+    model = Twice()
+    model.norm = nn.BatchNorm1d(3, track_running_stats=False)
+    forward = GroupedForward(group_batchnorm(model))
+    forward(randn(12, 3, dtype=torch.float32), [4, 4, 4])
+    assert forward.fused
+
+
+def test_a_batchnorm_called_several_times_only_later():
+    model = group_batchnorm(Twice(calls=1).double())
+    forward = GroupedForward(model)
+    forward(randn(12, 3), [4, 4, 4])
+    model.calls = 2
+    with pytest.raises(UsageError, match=r"norm is called several times .* without group_batchnorm"):
+        forward(randn(12, 3), [4, 4, 4])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
+def test_counting_calls_does_not_compile_anew():
+    model = group_batchnorm(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).double())
+    graphs = []
+    network = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=False)
+    forward, plain = GroupedForward(model), copy.deepcopy(model)
+    for step in range(4):
+        x = randn(12, 3, seed=step)
+        torch.testing.assert_close(forward(x, [4, 4, 4], network), separate(plain, x, [4, 4, 4]))
+    assert len(graphs) == 1
+    twice = group_batchnorm(Twice().double())
+    forward = GroupedForward(twice)
+    forward(x, [4, 4, 4], torch.compile(twice, backend="eager", dynamic=False))
+    assert not forward.fused
+
+
+@pytest.mark.parametrize("lazy", [nn.LazyBatchNorm1d, nn.LazyBatchNorm2d])
+def test_a_batchnorm_that_does_not_know_its_shape_yet(lazy):
+    model = nn.Sequential(lazy())
+    with pytest.raises(UsageError, match=r"'0' has no shape yet: .*pass"):
+        group_batchnorm(model)
+    x = randn(12, 3, *[4] * (lazy is nn.LazyBatchNorm2d) * 2, dtype=torch.float32)
+    model(x)
+    plain = copy.deepcopy(model)
+    fused = group_batchnorm(model)
+    assert GroupedForward(fused).fused
+    assert_same(plain, fused, x, (4, 4, 4), rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_is_a_batchnorm_itself():

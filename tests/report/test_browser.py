@@ -91,11 +91,58 @@ def test_switches_theme_and_remembers(opened, page):
     assert opened.run(line) != in_dark  # figures follow
 
 
+UNFOLD = "document.querySelectorAll('details').forEach(block => block.open = true)"
+
+
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_fits_the_screen(opened, width):
     opened.resize(width, 800)
     assert opened.run("return document.documentElement.scrollWidth") <= width
     assert opened.run(VISIBLE) is True
+    opened.run(UNFOLD)
+    assert opened.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_figures_can_be_read_on_a_phone(opened):
+    """No letter is smaller than 9 px, and charts of bars need no scrolling."""
+    opened.resize(400, 800)
+    opened.run(UNFOLD)
+    found = opened.run(
+        """
+        return [...document.querySelectorAll('.picture')].map(picture => {
+          const svg = picture.querySelector('svg');
+          const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+          const letters = [...svg.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize) * scale);
+          return [picture.ariaLabel, Math.min(...letters), picture.scrollWidth - picture.clientWidth];
+        })
+        """
+    )
+    assert [name for name, smallest, _ in found if smallest < 9] == []
+    bars = {name: beyond for name, _, beyond in found if name.startswith(("Accuracy (%)", "Final accuracy"))}
+    assert bars
+    assert {name for name, beyond in bars.items() if beyond and "<script>" not in name} == set()
+
+
+def test_printing_shows_what_is_folded_and_folds_it_again(opened):
+    """Not the lists of runs, which would be a book."""
+    opened.run(
+        """
+        window.printed = null;
+        const open = where => [...document.querySelectorAll(where + ' details')].map(block => block.open);
+        window.addEventListener('beforeprint', () => {
+          window.printed = [open('#claims'), open('section:not(#runs)'), open('#runs')]
+        });
+        document.querySelector('#runs details').open = true;
+        """
+    )
+    opened.devtools("Page.printToPDF")
+    claims, others, runs = opened.run("return window.printed")
+    assert claims
+    assert all(others)
+    assert runs[0]
+    assert not any(runs[1:])
+    left = "return [...document.querySelectorAll('details')].filter(block => block.open).length"
+    assert opened.until(left, 1)
 
 
 def test_a_link_into_a_closed_block_opens_it(opened, page):

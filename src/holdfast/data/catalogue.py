@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from holdfast.data.files import data_root
+from holdfast.errors import DataError
 from holdfast.registry import Registry
 
 __all__ = [
@@ -62,7 +63,10 @@ class Status(NamedTuple):
 
 
 class Source(Protocol):
-    """What a data set must offer to be registered. `root` is the data root; it need not exist."""
+    """What a data set must offer to be registered. `root` is the data root; it need not exist.
+
+    One that cannot be loaded says why in an attribute `refusal`, which keeps `load` from fetching it.
+    """
 
     def load(self, root: Path, progress: Progress | None) -> Dataset:
         """The data set, from the files that are there; a DataError if they are missing or damaged."""
@@ -98,6 +102,8 @@ def load(
 ) -> Dataset:
     """The data set `name` as CPU tensors; a missing one is fetched first, unless `download` is off."""
     source, folder, progress = DATASETS[name], data_root(root), progress or _reporter.get()
+    if refusal := getattr(source, "refusal", None):
+        raise DataError(refusal)
     if download and source.status(folder, verify=False).state == "missing":
         source.fetch(folder, progress)
     return source.load(folder, progress)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -35,6 +35,10 @@ class Cifar10C:
     archive: Archive
     images: int = 50_000
     """Rows of every file: the test images at five severities."""
+    refusal: ClassVar[str] = (
+        "cifar10-c is test data only: it has no training images to load. "
+        "'holdfast analyze RUN --corruptions' uses it for runs on seq-cifar10."
+    )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -44,10 +48,7 @@ class Cifar10C:
 
     def load(self, root: Path, progress: Progress | None) -> Dataset:
         """A DataError: there are no training images."""
-        raise DataError(
-            "cifar10-c is test data only: it has no training images to load. "
-            "'holdfast analyze RUN --corruptions' uses it for runs on seq-cifar10."
-        )
+        raise DataError(self.refusal)
 
     def status(self, root: Path, verify: bool) -> Status:
         """Where the folder or, failing that, the archive is. `verify` looks into the folder's files.

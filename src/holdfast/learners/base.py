@@ -86,9 +86,12 @@ class Learner:
     initialised as in a new layer (`seed` decides), while the optimiser keeps its state; see also `grow`. Regularizers
     that are means over classes, such as "mse", weigh more as long as there are few.
 
-    With `validate`, what comes in is checked before anything changes, and a loss that is not finite raises; on a GPU
-    that is looked at every 100 steps, since looking waits for the device. Without it, nothing in a step waits: no
-    branch on a tensor's value, no `.item()`. That is what lets the same code be captured in a CUDA graph.
+    With `validate`, what comes in is checked before anything changes, and a loss that is not finite raises. On a CPU no
+    step is made then and the learner is as it was, generators and BatchNorm's statistics included, whether a NaN in the
+    minibatch is the cause or anything else; only buffers of the model above 1 MiB stay as the forward pass left them,
+    and a head that grew for the labels stays grown. On a GPU the loss is looked at every 100 steps, since looking waits
+    for the device, and steps in between have been made. Without `validate`, nothing in a step waits: no branch on a
+    tensor's value, no `.item()`. That is what lets the same code be captured in a CUDA graph.
 
     A model in DistributedDataParallel makes this one learner of all ranks: each observes minibatches of its own, and
     together they have one buffer. Every rank calls the same methods at the same time. The buffer's size counts the
@@ -124,6 +127,7 @@ class Learner:
         """The processes that learn together, if there are several."""
         if isinstance(model, DistributedDataParallel):
             self.model, self.ranks = model.module, Ranks(model.process_group)
+        checks.check_shapes(self.model)
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, list(PRECISIONS))
@@ -148,7 +152,13 @@ class Learner:
         self._outputs: int | None = None
         """How many outputs the model had when last seen."""
         self._undo: Callable[[], None] | None = None
-        """Takes back what the forward pass moved, if its outputs show that the labels were wrong."""
+        """Takes back what the forward pass moved, if its outputs show that the minibatch was wrong."""
+        self._unsure = False
+        """Whether labels may lie beyond the outputs, which only these can tell."""
+        self._given: tuple[Nested, Nested] | None = None
+        """The minibatch at hand."""
+        self._stateful = [module for module in self.model.modules() if module._buffers]
+        """Found once: going through all modules takes as long as copying what these hold."""
         self._unwatched = 0
         """Steps since the loss was last looked at."""
 
@@ -186,6 +196,9 @@ class Learner:
             self.buffer.check(x, y)
         if not known and (self.validate or self.head is not None):
             self._expect(checks.largest_label(given))
+        if self.validate:
+            self._given = x, y
+            self._undo = self._remember() if self._unsure or self.device.type == "cpu" else None
         return x, y
 
     def forward(self, x: Nested) -> Tensor:
@@ -216,7 +229,12 @@ class Learner:
             self._unwatched += 1
             due = self.device.type == "cpu" or self._unwatched >= 100
             self._unwatched = 0 if due else self._unwatched
-            checks.check_loss(loss, read=due)
+            try:
+                checks.check_loss(loss, due, self._given)
+            except HoldfastError:
+                self.take_back()
+                raise
+            self._undo = self._given = None
         forget_gradients(self.optimizer)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
@@ -245,20 +263,25 @@ class Learner:
         if not self.validate or self.loss is not None:
             return
         if logits.dim() != 2 or rows(logits) < rows(y):
+            self.take_back()
             raise UsageError(
                 f"the model's outputs have shape {tuple(logits.shape)}; cross-entropy needs (samples, classes). "
                 "Give a loss of your own for outputs of another form."
             )
-        outputs, undo = logits.shape[1], self._undo
-        self._undo = None
-        if undo is not None or outputs != self._outputs:
+        outputs = logits.shape[1]
+        if self._unsure or outputs != self._outputs:
             try:
                 checks.check_outputs(outputs, int(y.max()), self.head, self.class_weights)
             except UsageError:
-                if undo is not None:
-                    undo()
+                self.take_back()
                 raise
             self._outputs = outputs
+
+    def take_back(self) -> None:
+        """Put back what the forward pass moved, if that was remembered: call it before refusing a minibatch."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
@@ -346,17 +369,20 @@ class Learner:
         return extra
 
     def _expect(self, label: int) -> None:
-        """Let the head grow to the largest label. Where it may lie beyond the outputs, be ready to undo the pass."""
+        """Let the head grow to the largest label; tell if it may lie beyond the outputs."""
         if self.head is not None and label >= self.head.outputs:
             checks.check_leap(label, self.head.outputs)
             self.grow(label + 1)
         outputs = self._outputs if self.head is None else self.head.outputs
-        self._undo = self._remember() if outputs is None or label >= outputs else None
+        self._unsure = outputs is None or label >= outputs
 
     def _remember(self) -> Callable[[], None]:
         """A function that puts back what a forward pass moves: the model's buffers and the generators."""
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        buffers = [buffer for module in self._stateful for buffer in module._buffers.values() if buffer is not None]
+        # Not of large ones, which are tables rather than statistics: copying those every step would cost.
+        kept = [(buffer, buffer.clone()) for buffer in buffers if self._unsure or buffer.nbytes <= 2**20]
         own = [self._view_generator(), None if self.buffer is None else self.buffer.generator]
+        own += global_generators(self.device).values()
         states = [(generator, generator.get_state()) for generator in own if generator is not None]
 
         def undo() -> None:

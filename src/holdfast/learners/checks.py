@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import TrainingError, UsageError
 from holdfast.learners.growing import Head
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested, leaves, rows
 
 __all__ = [
     "check_class_weights",
@@ -19,6 +20,7 @@ __all__ = [
     "check_leap",
     "check_loss",
     "check_outputs",
+    "check_shapes",
     "check_sizes",
     "check_weights",
     "largest_label",
@@ -43,6 +45,16 @@ def check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise UsageError(f"{name} must be at least 1, or None for as many samples as observed, not {size}.")
+
+
+def check_shapes(model: nn.Module) -> None:
+    """No layer may still wait for a first minibatch to learn its shape from, as PyTorch's lazy ones do."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise UsageError(
+                f"{name} has no shape yet: pass a minibatch through the model, as in model(x), before making its "
+                "optimiser and its learner."
+            )
 
 
 def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
@@ -107,11 +119,18 @@ def check_outputs(outputs: int, label: int, head: Head | None, class_weights: Te
         raise UsageError(f"there are {len(class_weights)} class weights, but the model has {outputs} outputs.")
 
 
-def check_loss(loss: Tensor, read: bool) -> None:
-    """The loss must be one number, and a finite one if it is to be `read`, which waits for the device."""
+def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:
+    """A minibatch's loss must be one number, and a finite one if it is to be `read`, which waits for the device."""
     if loss.dim():
         raise UsageError(f"the loss has shape {tuple(loss.shape)}; it must be one number, the mean over samples.")
     if read and not math.isfinite(loss.item()):
+        parts = {} if minibatch is None else leaves(minibatch[0], "x") | leaves(minibatch[1], "y")
+        for name, part in parts.items():
+            if not part.isfinite().all():
+                raise TrainingError(
+                    f"the loss is {loss.item()}, so no step was made: {name} holds numbers that are not finite. "
+                    "Leave such samples out, or give those numbers a value, before observing them."
+                )
         raise TrainingError(
             f"the loss is {loss.item()}, so no step was made. Go back to the last checkpoint if the weights are broken "
             "(check_finite tells), and try a smaller learning rate or clip=1.0."

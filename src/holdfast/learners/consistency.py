@@ -154,6 +154,7 @@ class ConsistencyReplay(Learner):
         """The stored logits; the model must still have as many outputs as when they were made."""
         assert stored is not None
         if logits.shape != stored.shape:
+            self.take_back()
             now, then = ("x".join(map(str, each.shape[1:])) for each in (logits, stored))
             raise UsageError(
                 f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after "

@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
+from holdfast.errors import UsageError
 from holdfast.nested import Nested, split
+from holdfast.rng import global_state, restore_globally
 
 __all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm"]
 
@@ -80,6 +83,9 @@ def _per_channel(parameter: Tensor, x: Tensor) -> Tensor:
 class GroupedBatchNorm(_BatchNorm):
     """BatchNorm over inputs of any rank that gives each group of the batch its own statistics in training mode."""
 
+    calls = 0
+    """How often it was called in the grouped pass at hand; the order of running statistics is right for one call."""
+
     def __init__(self, original: _BatchNorm, groups: _Groups) -> None:
         nn.Module.__init__(self)
         # Parameters, buffers and hooks are the original's own, so optimisers and state dicts stay valid.
@@ -94,6 +100,7 @@ class GroupedBatchNorm(_BatchNorm):
         sizes = self.groups.sizes
         if len(sizes) < 2 or not (self.training or self.running_mean is None):  # statistics come from the batch
             return super().forward(input)
+        self.calls += 1
         if len(set(sizes)) == 1 and input[0, 0].numel() * sizes[0] > 1:  # one value has no variance: let torch say so
             return self._forward_equal(input, len(sizes))
         return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
@@ -128,8 +135,14 @@ class GroupedBatchNorm(_BatchNorm):
 def group_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every BatchNorm in `model` by a grouped one that shares its parameters and buffers; returns the model.
 
-    Called twice, it changes nothing the second time. Works on models from anywhere.
+    Called twice, it changes nothing the second time. Works on models from anywhere; one with a LazyBatchNorm must have
+    seen a minibatch before.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and any(map(is_lazy, [*module.parameters(), *module.buffers()])):
+            raise UsageError(
+                f"the BatchNorm '{name}' has no shape yet: pass a minibatch through the model, as in model(x), before."
+            )
     groups = _Groups()
     names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
 
@@ -157,7 +170,8 @@ class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
     One fused pass where that equals separate passes: in models whose BatchNorms are all grouped or frozen in evaluation
-    mode, or that have none. Models with ordinary BatchNorm get one pass per minibatch.
+    mode, or that have none. Models with ordinary BatchNorm get one pass per minibatch, and so do those that call a
+    grouped one several times a pass, which the first pass shows: running statistics would be updated in another order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -166,11 +180,14 @@ class GroupedForward:
         self.ordinary = [norm for norm in norms if not isinstance(norm, GroupedBatchNorm)]
         # Several where the model was put together from parts that had been converted one by one.
         self.groups = {norm.groups for norm in norms if isinstance(norm, GroupedBatchNorm)}
+        self.tracking = [norm for norm in norms if isinstance(norm, GroupedBatchNorm) and norm.track_running_stats]
+        self._once: bool | None = None
+        """Whether none of these is called more than once a pass; None as long as there was no pass to tell."""
 
     @property
     def fused(self) -> bool:
         """Whether one pass does; asked every time, since a part of a model may be frozen or thawed on the way."""
-        return all(map(_frozen, self.ordinary))
+        return self._once is not False and all(map(_frozen, self.ordinary))
 
     def __call__(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
         """The outputs of the minibatches of these `sizes` that are concatenated in `x`.
@@ -180,6 +197,26 @@ class GroupedForward:
         network = self.model if network is None else network
         if not self.fused:
             return [network(part) for part in split(x, sizes)]
+        telling = self._once is None and any(norm.training for norm in self.tracking)
+        undo = self._remember() if telling else None
+        outputs = self._pass(x, sizes, network)
+        if repeated := [norm for norm in self.tracking if norm.calls > 1]:
+            if undo is None:
+                name = next(name for name, module in self.model.named_modules() if module is repeated[0])
+                raise UsageError(
+                    f"the BatchNorm {name} is called several times in this pass, but was not in the "
+                    "first: use the model without group_batchnorm."
+                )
+            undo()
+            self._once = False
+            return [network(part) for part in split(x, sizes)]
+        self._once = self._once or telling or None
+        return outputs
+
+    def _pass(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor]) -> list[Tensor]:
+        """One pass for all minibatches."""
+        for norm in self.tracking:
+            norm.calls = 0
         for groups in self.groups:
             groups.sizes = tuple(sizes)
         try:
@@ -187,3 +224,16 @@ class GroupedForward:
         finally:
             for groups in self.groups:
                 groups.sizes = ()
+
+    def _remember(self) -> Callable[[], None]:
+        """A function that takes back what a pass moves: the model's buffers and what dropout drew."""
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        device = kept[0][0].device
+        states = global_state(device)
+
+        def undo() -> None:
+            for buffer, before in kept:
+                buffer.copy_(before)
+            restore_globally(states, device)
+
+        return undo

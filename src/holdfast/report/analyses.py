@@ -174,7 +174,7 @@ def draw_recency(found: Findings, *, title: str = "") -> Figure:
             panel.tick_params(labelleft=number % across == 0)
             panel.set_ylabel("probability" if number % across == 0 else "")
             if number == 0:
-                panel.text(0.55, 1 / tasks, "even", va="bottom", fontsize=8.5, color=INK["muted"])
+                panel.text(0.55, 1 / tasks, "even", va="bottom", fontsize=9, color=INK["muted"])
     return figure
 
 

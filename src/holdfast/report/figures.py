@@ -57,6 +57,7 @@ STYLE: dict[Any, Any] = {
 COLORMAP = "cividis"  # the same order in grey and to colour-blind eyes
 LABEL_GAP = 12.5  # points between the names at the ends of lines
 LONGEST = 30  # characters of a name in a figure
+BARS = 2.6  # inches: the longest bar; with names and numbers beside it, about what a phone shows unscaled
 PANEL = 3.9  # inches: width of a panel with lines
 MARGIN = 0.75  # inches: left of it, for numbers and their unit
 
@@ -168,10 +169,10 @@ def draw_bars(
     bars = sorted(bars, key=lambda bar: (isnan(bar.mean), sign * (bar.published if isnan(bar.mean) else bar.mean)))
     with mpl.rc_context(STYLE | {"axes.grid.axis": "x"}):
         names = 0.25 + max(len(_short(bar.label)) for bar in bars) * 0.085
-        width, height = 3.4 + names + 1.65, 0.3 * len(bars) + (1.2 if title else 0.9)
+        width, height = BARS + names + 1.65, 0.3 * len(bars) + (1.2 if title else 0.9)
         figure = _figure(width, height, title)
         bottom = 0.55 / height
-        panel = figure.add_axes((names / width, bottom, 3.4 / width, 0.3 * len(bars) / height))
+        panel = figure.add_axes((names / width, bottom, BARS / width, 0.3 * len(bars) / height))
         for place, bar in enumerate(bars):
             _draw_bar(panel, bar, place, _style(bar, bars), decimals)
         panel.set_yticks(range(len(bars)), [_short(bar.label) for bar in bars], color=INK["ink"])
@@ -179,9 +180,9 @@ def draw_bars(
         panel.tick_params(axis="y", length=0)
         panel.set_xlabel(axis)
         if any(not isnan(bar.published) for bar in bars):
-            panel.set_title("ours, mean ± std over seeds (n)    ◇ published", fontsize=9.5, color=INK["muted"])
+            panel.set_title("ours, mean ± std over seeds (n)    ◇ published", fontsize=10, color=INK["muted"])
         else:
-            panel.set_title("mean ± std over seeds (n)", fontsize=9.5, color=INK["muted"])
+            panel.set_title("mean ± std over seeds (n)", fontsize=10, color=INK["muted"])
     return figure
 
 
@@ -335,7 +336,7 @@ def _draw_heatmap(panel: Axes, heatmap: Heatmap, limits: tuple[float, float], *,
                 if not isnan(value):
                     # Cividis runs from dark blue to yellow: fixed colours, in both themes.
                     color = "white" if value < (low + high) / 2 else "black"
-                    panel.text(task, stage, f"{value:.0f}", ha="center", va="center", fontsize=9, color=color)
+                    panel.text(task, stage, f"{value:.0f}", ha="center", va="center", fontsize=10, color=color)
 
 
 def _ticks(count: int) -> list[int]:
@@ -378,5 +379,5 @@ def _draw_bar(panel: Axes, bar: Bar, place: int, style: Style, decimals: int) ->
     text += "" if isnan(bar.std) else f" ± {bar.std:.{decimals}f}"
     text += f" ({bar.seeds})" if bar.seeds else ""
     panel.annotate(
-        text, (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9.5, annotation_clip=False
+        text, (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=10, annotation_clip=False
     )

@@ -38,6 +38,8 @@ class Picture(NamedTuple):
     svg: Any
     numbers: Numbers
     wide: bool
+    units: int
+    """How wide it is, in the units of its own letters."""
 
 
 @dataclass
@@ -139,7 +141,8 @@ class _Gallery:
             figure = chart.draw()
             svg = inline_svg(figure, name, chart.alt)
             self._bytes += len(svg.encode()) + len(chart.numbers.data_uri())
-            picture = Picture(name, chart.title, Markup(svg), chart.numbers, wide=figure.get_figwidth() > 8)
+            inches = figure.get_figwidth()
+            picture = Picture(name, chart.title, Markup(svg), chart.numbers, inches > 8, round(72 * inches))
             (pictures.folded if chart.folded else pictures.shown).append(picture)
         return pictures
 

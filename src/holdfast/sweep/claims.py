@@ -12,14 +12,15 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from holdfast.config import RunConfig
 from holdfast.locks import held
 from holdfast.results import parse_json
 
-__all__ = ["Claims"]
+__all__ = ["HEARTBEAT", "SILENCE", "Claims", "is_gone", "signature"]
 
 HEARTBEAT, SILENCE = 60.0, 600.0
 """Seconds between signs of life in a claim, and after which a claim of another host counts as abandoned."""
@@ -33,7 +34,7 @@ class Claims:
     def __init__(self, out: Path) -> None:
         self._folder = out / ".claims"
         self._mine: dict[RunConfig, Path] = {}
-        self._text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())})
+        self._text = json.dumps(signature())
 
     def acquire(self, config: RunConfig) -> bool:
         """Claim a run; False if somebody alive has it."""
@@ -84,19 +85,32 @@ class Claims:
                 os.utime(path)
 
 
+def signature() -> dict[str, object]:
+    """Who claims something: this process, its host and when the process began."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
+
+
+def is_gone(claim: Mapping[str, Any], age: float) -> bool:
+    """Whether the process that signed a claim is; on another host, whether it has been silent for long.
+
+    `age` is in seconds, since its last sign of life. What is no claim raises a KeyError, TypeError, ValueError or
+    OverflowError.
+    """
+    pid, host, started = int(claim["pid"]), claim["host"], claim["started"]
+    if host != socket.gethostname():
+        return age > SILENCE
+    return not _is_running(pid) or (started is not None and _started(pid) != started)
+
+
 def _is_abandoned(path: Path) -> bool:
-    """Whether the process behind a claim is gone; on another host, whether it has been silent for long."""
+    """Whether the process behind a claim is gone."""
     try:
         age = time.time() - path.stat().st_mtime
-        claim = parse_json(path.read_text("utf-8"))
-        pid, host, started = int(claim["pid"]), claim["host"], claim["started"]
+        return is_gone(parse_json(path.read_text("utf-8")), age)
     except FileNotFoundError:
         return True
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return age > WRITING  # Killed between creating the file and writing to it; younger, it may be about to.
-    if host != socket.gethostname():
-        return age > SILENCE
-    return not _is_running(pid) or (started is not None and _started(pid) != started)
 
 
 def _is_running(pid: int) -> bool:

@@ -1,8 +1,8 @@
 """Runs on a Ray cluster: the same grid, one task per run, restarted elsewhere when a node dies. Extra `cluster`.
 
 Every node must have Holdfast and the data, and must see the folder of the results: a folder shared by the nodes, or any
-address fsspec knows (s3://, gs://, ...). With an address, a local mirror holds the numbers, and one sweep at a time is
-up to the user: claims need a file system.
+address fsspec knows (s3://, gs://, ...). With an address, a local mirror holds the numbers, and one sweep at a time has
+the place: claims of single runs need a file system. Who has it says so in a file `.sweep.json` there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import tempfile
 import time
@@ -22,6 +23,7 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
+from holdfast.sweep.claims import HEARTBEAT, SILENCE, is_gone, signature
 from holdfast.sweep.engine import POLL, Emit, Event, Job, carry_out, failure
 from holdfast.training import choose_device
 
@@ -29,6 +31,9 @@ __all__ = ["RayEngine", "Remote"]
 
 RETRIES = 5
 """Restarts of a run whose worker or node died."""
+SWEEP = ".sweep.json"
+SETTLING = 2.0
+"""Seconds after which whoever else wrote its name there at the same time has done so."""
 CONNECT = 10.0
 """Seconds to wait for a cluster to answer."""
 
@@ -44,7 +49,7 @@ class RayEngine:
 
     def __call__(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
         """See `Engine`."""
-        with self._connected():
+        with self.remote.reserved() if self.remote else contextlib.nullcontext(), self._connected():
             if self.device == "auto":
                 self.device = "cuda" if self.ray.cluster_resources().get("GPU") else "cpu"
             task = self.ray.remote(num_cpus=1, num_gpus=int(self.device != "cpu"), max_retries=RETRIES)(_carry_out)
@@ -77,6 +82,8 @@ class RayEngine:
             if more and not running:
                 time.sleep(POLL)
             emit(None)
+            if self.remote is not None:
+                self.remote.beat()
             for reference in ready:
                 emit(self._settled(reference, running.pop(reference), job))
 
@@ -179,6 +186,10 @@ class Remote:
     def __init__(self, url: str, mirror: Path | None = None) -> None:
         self.url = url.rstrip("/")
         self.folder = mirror
+        self.sweep = secrets.token_hex(8)
+        """What tells the sweep that has the place from all others."""
+        self.beaten = 0.0
+        """When (time.monotonic) it last gave a sign of life."""
         try:
             from fsspec.core import url_to_fs
 
@@ -194,6 +205,60 @@ class Remote:
             target = self.folder / fingerprint / results.RESULT
             if not target.exists():
                 _write(target, self._files.cat_file(path))
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Be the only sweep that carries out runs for this place; a HoldfastError if another one is at it.
+
+        The mirror then has what others finished before. A sweep that is gone, or on another host silent for ten
+        minutes, no longer counts.
+        """
+        self._check_free()
+        self._sign()
+        # Stores of objects have no locks. Of two that looked at the same time, the one that wrote last has the place.
+        time.sleep(SETTLING)
+        self._check_free()
+        try:
+            self.fetch()
+            yield
+        finally:
+            if self._holder().get("sweep") == self.sweep:
+                self._files.rm_file(f"{self._root}/{SWEEP}")
+
+    def beat(self) -> None:
+        """Give a sign of life, now and then; a HoldfastError if another sweep has taken the place over."""
+        if time.monotonic() - self.beaten > HEARTBEAT:
+            self._check_free()
+            self._sign()
+
+    def _sign(self) -> None:
+        self._files.makedirs(self._root, exist_ok=True)
+        self._files.pipe_file(f"{self._root}/{SWEEP}", self._claim().encode())
+        self.beaten = time.monotonic()
+
+    def _claim(self) -> str:
+        return json.dumps(signature() | {"sweep": self.sweep, "time": time.time()})
+
+    def _holder(self) -> dict[str, Any]:
+        """What the sweep that has the place wrote; empty if nobody did, or nothing legible."""
+        self._files.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found = results.parse_json(self._files.cat_file(f"{self._root}/{SWEEP}").decode("utf-8"))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _check_free(self) -> None:
+        """Raise if another sweep has the place."""
+        holder = self._holder()
+        try:
+            free = holder["sweep"] == self.sweep or is_gone(holder, time.time() - holder["time"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            free = True
+        if not free:
+            raise HoldfastError(
+                f"{self.url} is in use by another sweep, process {holder['pid']} on {holder['host']}: wait for it to "
+                f"end. If it was killed, it counts as gone {SILENCE / 60:.0f} minutes after its last sign of life."
+            )
 
     def save(self, folder: Path) -> None:
         """Upload a result folder; its result.json comes last, so that no half is ever read as a result."""

@@ -60,6 +60,18 @@
   });
 })();
 
+// Paper cannot be unfolded: printing opens all blocks but the lists of runs, which would be a book.
+(function () {
+  let opened = [];
+  window.addEventListener("beforeprint", function () {
+    opened = Array.from(document.querySelectorAll("section:not(#runs) details:not([open])"));
+    opened.forEach(function (block) { block.open = true; });
+  });
+  window.addEventListener("afterprint", function () {
+    opened.forEach(function (block) { block.open = false; });
+  });
+})();
+
 // A link into a closed block opens it.
 (function () {
   const open = function () {
