@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from copy import copy
+from inspect import signature
 from typing import Any
 
 import torch
@@ -75,9 +76,14 @@ def _beginning(optimizer: Any, group: dict[str, Any], like: Tensor) -> dict[str,
     """
     stand_in = nn.Parameter(torch.zeros_like(like))
     stand_in.grad = torch.zeros_like(like)
+    alone = group | {"params": [stand_in]}
     twin = copy(optimizer)
-    twin.state, twin.param_groups = defaultdict(dict), [group | {"params": [stand_in]}]
-    twin.step()
+    twin.state, twin.param_groups = defaultdict(dict), [alone]
+    try:
+        twin.step()
+    except KeyError:  # some make it when they are made, such as Adagrad before torch 2.13
+        known = signature(type(optimizer)).parameters
+        twin = type(optimizer)(**{name: value for name, value in alone.items() if name in known})
     beginning: dict[str, Any] = twin.state[stand_in]
     return beginning
 
