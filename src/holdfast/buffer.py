@@ -37,12 +37,12 @@ def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     the stream goes to slot n while n < capacity, afterwards to slot j uniform in {0..n} if j < capacity. A sample
     whose slot a later one of the same batch takes as well goes nowhere, as if the later had overwritten it.
     """
-    order = torch.arange(len(uniforms), device=uniforms.device)
+    order = torch.arange(uniforms.shape[0], device=uniforms.device)
     n = seen + order
     slot = torch.where(n < capacity, n, (uniforms * (n + 1)).long()).clamp_(max=capacity)
     # The last comer per slot; the extra entry gathers those who go nowhere.
     last = order.new_full((capacity + 1,), -1).scatter_reduce_(0, slot, order, "amax")
-    return torch.where(last.index_select(0, slot) == order, slot, capacity)
+    return slot.masked_fill_(last.index_select(0, slot) != order, capacity)
 
 
 class Reservoir:
@@ -92,7 +92,7 @@ class Reservoir:
         if self._columns:
             batch = leaves(x, "x") | leaves(y, "y")
             self._check(batch, [name for name in self._names if name != "logits"])
-            self._storage.reserve(len(next(iter(batch.values()))))
+            self._storage.reserve(next(iter(batch.values())).shape[0])
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""
@@ -110,7 +110,8 @@ class Reservoir:
         self._storage.reserve(count)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         slots = self.place(uniforms, self.seen, self.capacity)
-        self._storage.write(slots, [batch[name].detach() for name in self._names])
+        parts = [batch[name] for name in self._names]
+        self._storage.write(slots, [part.detach() if part.requires_grad else part for part in parts])
         self.seen += count
         self.offered += count
 
@@ -220,7 +221,8 @@ class Reservoir:
                 f"it holds {', '.join(names)}."
             )
         for name, column in zip(self._names, self._columns, strict=True):
-            part = batch.get(name, column)
+            if (part := batch.get(name)) is None:
+                continue
             if part.shape[1:] != column.shape[1:]:
                 raise UsageError(
                     f"{name} of shape {tuple(part.shape[1:])} per sample do not fit the buffer, "

@@ -51,7 +51,7 @@ class Losses(NamedTuple):
 
     def detach(self) -> Losses:
         """The same numbers without gradient."""
-        return Losses(*(term.detach() for term in self))
+        return Losses(*(term.detach() if term.requires_grad else term for term in self))
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,16 @@ class Learner:
         self.head = None if head is None else Head(model, head)
         self._outputs: int | None = None
         """How many outputs the model had when last seen."""
-        self._undo: Callable[[], None] | None = None
-        """Takes back what the forward pass moved, if its outputs show that the minibatch was wrong."""
+        self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
+        """What a forward pass moves as it was before: the model's buffers and the generators."""
         self._unsure = False
         """Whether labels may lie beyond the outputs, which only these can tell."""
         self._given: tuple[Nested, Nested] | None = None
         """The minibatch at hand."""
         self._stateful = [module for module in self.model.modules() if module._buffers]
         """Found once: going through all modules takes as long as copying what these hold."""
+        self._drawn_from: list[torch.Generator] = []
+        """The generators of a step, found at the first one."""
         self._unwatched = 0
         """Steps since the loss was last looked at."""
 
@@ -198,7 +200,9 @@ class Learner:
             self._expect(checks.largest_label(given))
         if self.validate:
             self._given = x, y
-            self._undo = self._remember() if self._unsure or self.device.type == "cpu" else None
+            self._before = None
+            if self._unsure or self.device.type == "cpu":
+                self._remember()
         return x, y
 
     def forward(self, x: Nested) -> Tensor:
@@ -234,7 +238,7 @@ class Learner:
             except HoldfastError:
                 self.take_back()
                 raise
-            self._undo = self._given = None
+            self._before = self._given = None
         forget_gradients(self.optimizer)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
@@ -279,9 +283,13 @@ class Learner:
 
     def take_back(self) -> None:
         """Put back what the forward pass moved, if that was remembered: call it before refusing a minibatch."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        if self._before is not None:
+            buffers, generators = self._before
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            for generator, state in generators:
+                generator.set_state(state)
+            self._before = None
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
@@ -376,22 +384,18 @@ class Learner:
         outputs = self._outputs if self.head is None else self.head.outputs
         self._unsure = outputs is None or label >= outputs
 
-    def _remember(self) -> Callable[[], None]:
-        """A function that puts back what a forward pass moves: the model's buffers and the generators."""
-        buffers = [buffer for module in self._stateful for buffer in module._buffers.values() if buffer is not None]
-        # Not of large ones, which are tables rather than statistics: copying those every step would cost.
-        kept = [(buffer, buffer.clone()) for buffer in buffers if self._unsure or buffer.nbytes <= 2**20]
-        own = [self._view_generator(), None if self.buffer is None else self.buffer.generator]
-        own += global_generators(self.device).values()
-        states = [(generator, generator.get_state()) for generator in own if generator is not None]
-
-        def undo() -> None:
-            for buffer, before in kept:
-                buffer.copy_(before)
-            for generator, state in states:
-                generator.set_state(state)
-
-        return undo
+    def _remember(self) -> None:
+        """Copy what a forward pass moves, for `take_back`."""
+        if not self._drawn_from:
+            own = [self._view_generator(), None if self.buffer is None else self.buffer.generator]
+            self._drawn_from += [each for each in own if each is not None]
+            self._drawn_from += global_generators(self.device).values()
+        kept = []
+        for module in self._stateful:
+            # Not what is large: that is a table rather than a statistic, and copying it every step would cost.
+            found = [each for each in module._buffers.values() if each is not None]
+            kept += [(each, each.clone()) for each in found if self._unsure or each.nbytes <= 2**20]
+        self._before = kept, [(each, each.get_state()) for each in self._drawn_from]
 
     def _updated(self) -> list[Tensor]:
         """The parameters that the optimiser updates; others may hold gradients that nobody ever clears."""
