@@ -161,7 +161,7 @@ class Folder:
         """The row of each slot, -1 if it is empty."""
         self._stamp = numpy.zeros(capacity, numpy.int64)
         """The stamp of each slot's row."""
-        self._sums = numpy.zeros((0, capacity), numpy.int64)
+        self._sums = numpy.zeros((0, capacity), numpy.int32)
         """The checksum of each slot's row, for every column."""
         self._proven: list[numpy.ndarray[Any, Any]] = []
         """Rows, stamps and sums that were found in order last."""
@@ -190,7 +190,7 @@ class Folder:
             if not self._forms:
                 self._write_forms(forms)
             self._columns = [self._rows(number, part) for number, part in enumerate(like)]
-        self._sums = numpy.zeros((len(like), self.capacity), numpy.int64)
+        self._sums = numpy.zeros((len(like), self.capacity), numpy.int32)
         return self._outlines()
 
     def reserve(self, count: int) -> None:
@@ -322,7 +322,7 @@ class Folder:
                 self._columns = [self._rows(number, part) for number, part in enumerate(state["columns"])]
                 rows = state["rows"].numpy()
                 sums = state["sums"].numpy() if "sums" in state else [each.checksums(rows) for each in self._columns]
-            self._sums = numpy.zeros((len(self._columns), self.capacity), numpy.int64)
+            self._sums = numpy.zeros((len(self._columns), self.capacity), numpy.int32)
             self._sums[:, : len(rows)] = sums
         return self._outlines()
 
@@ -480,7 +480,7 @@ class _Rows:
 
     def checksums(self, rows: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
         """Those of these rows, which are read in the order of the file and a few at a time."""
-        sums, order = numpy.zeros(len(rows), numpy.int64), numpy.argsort(rows)
+        sums, order = numpy.zeros(len(rows), numpy.int32), numpy.argsort(rows)
         parts = numpy.array_split(order, 1 + len(rows) * self.size // AT_ONCE)
         # Not through the mapping, which is made for rows here and there.
         space = numpy.empty((len(parts[0]), self.size), numpy.uint8)
@@ -505,9 +505,9 @@ class _Rows:
 
 
 def _checksums(values: Tensor) -> numpy.ndarray[Any, Any]:
-    """The CRC-32 of each of n rows, (n,) int64."""
+    """The CRC-32 of each of n rows, (n,), its bits as an int32, which every format of files knows."""
     rows = values.reshape(-1).view(torch.uint8).view(len(values), -1).numpy() if len(values) else ()
-    return numpy.fromiter(map(crc32, rows), numpy.int64, len(values))
+    return numpy.fromiter(map(crc32, rows), numpy.uint32, len(values)).view(numpy.int32)
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
