@@ -48,7 +48,10 @@ class RunConfig:
     beta: float = 1.0
     """Weight of the consistency term."""
     precision: str = "float32"
-    """Arithmetic of the network's forward and backward pass: float32, or bfloat16 by autocast."""
+    """Arithmetic of the network's forward and backward pass: float32, or bfloat16 by autocast.
+
+    On GPUs that have it, convolutions of float32 numbers are in TF32, as PyTorch does by default.
+    """
     train_limit: int | None = None
     """Use only the first so many training samples of each task; None for all."""
     validation: float = 0.0

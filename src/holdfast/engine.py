@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -251,5 +252,7 @@ def prepare_cuda() -> None:
     """Process-wide settings: let cuDNN choose its fastest kernels, keep compiled code across runs and processes."""
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_root() / "compiled"))
+    # Advice on matrix products in float32, of which the networks that are compiled have one.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # Every method of a fleet compiles the same functions for other constants; the default keeps only eight.
     torch._dynamo.config.recompile_limit = 64
