@@ -176,9 +176,9 @@ class DeviceRate:
 
 
 def device_rates(
-    benchmark: str, method: str, sizes: Sequence[int] = (1, 2, 4, 8), *, steps: int = 400, buffer_size: int = 200
+    benchmark: str, method: str, sizes: Sequence[int] = (1, 2, 4, 8), *, seconds: float = 3.0, buffer_size: int = 200
 ) -> Iterator[DeviceRate]:
-    """Rates of one run alone and of fleets on a GPU, on data made up on the spot."""
+    """Rates of one run alone and of fleets on a GPU, on data made up on the spot; each is timed for about `seconds`."""
     device = torch.device("cuda")
     config = RunConfig.preset(benchmark, method, buffer_size=buffer_size).change(epochs=10_000, tasks=1)
     work, peak = step_operations(config), matrix_peak(device)
@@ -192,6 +192,7 @@ def device_rates(
             members.append(Member(config.change(seed=len(members)), data, device))
         _timed(members, 40)  # fills the buffers, compiles, captures
         ready = time.perf_counter() - began
+        steps = max(20, round(20 * seconds / _timed(members, 20)))
         rate = size * steps / _timed(members, steps)
         memory = (torch.cuda.memory_reserved(device) - before) / size / 1e6
         yield DeviceRate(benchmark, method, size, rate, rate * work / 1e12, rate * work / peak, ready, memory)

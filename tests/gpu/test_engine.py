@@ -8,6 +8,7 @@ from holdfast.benchmarks import build
 from holdfast.config import RunConfig
 from holdfast.engine import CapturedEngine, Engine
 from holdfast.fleet import run_fleet
+from holdfast.models import MODELS
 from holdfast.training import choose_device, run, train
 
 pytestmark = [
@@ -88,6 +89,21 @@ def test_a_fleet_gives_each_run_what_it_gets_alone():
     for config in configs:
         alone = run(config, device="cuda")
         assert torch.equal(together[config].matrix.nan_to_num(), alone.matrix.nan_to_num())
+
+
+def test_dropout_in_a_fleet_is_what_it_is_alone(monkeypatch):
+    class Dropped(torch.nn.Sequential):
+        def __init__(self, shape, classes):
+            super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(784, classes))
+
+    monkeypatch.setitem(MODELS._entries, "dropped", Dropped)
+    first = RunConfig.preset("rot-mnist", "mse", buffer_size=50, tasks=2, train_limit=3000, model="dropped")
+    configs = [first, first.change(seed=1), first.change(method="er")]
+    together = {outcome.config: outcome.result for outcome in run_fleet(configs, size=3, device="cuda")}
+    for config in configs:
+        alone = run(config, device="cuda")
+        for name, tensor in alone.weights.items():
+            torch.testing.assert_close(together[config].weights[name], tensor, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_a_failing_run_leaves_the_others_untouched():
