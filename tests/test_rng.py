@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.rng import derive_seed, generator, global_state, restore_globally, seeded_globally
+from holdfast.rng import (
+    derive_seed,
+    generator,
+    global_state,
+    own_generators,
+    restore_globally,
+    seeded_globally,
+    swapped_globally,
+)
 
 NAMES = ("init", "order", "augment", "buffer", "stream")
 
@@ -116,3 +124,75 @@ def test_the_global_generator_is_put_back():
     drawn = draw()
     restore_globally(states, torch.device("cpu"))
     assert torch.equal(draw(), drawn)
+
+
+CPU = torch.device("cpu")
+
+
+def owned(seed):
+    return own_generators(seed, "network", CPU)
+
+
+def test_swapped_globally_continues_where_its_last_block_ended():
+    before, own, others = torch.get_rng_state(), owned(3), owned(4)
+    expected = torch.rand(6, generator=generator(3, "network"))
+    drawn = []
+    for _ in range(2):
+        with swapped_globally(own):
+            drawn.append(torch.rand(3))
+        assert torch.equal(torch.get_rng_state(), before)
+        with swapped_globally(others):
+            torch.rand(5)
+    assert torch.equal(torch.cat(drawn), expected)
+
+
+def test_swapped_globally_shows_whether_anything_was_drawn():
+    own = owned(3)
+    beginning = own["cpu"].get_state()
+    with swapped_globally(own):
+        pass
+    assert torch.equal(own["cpu"].get_state(), beginning)
+    with swapped_globally(own):
+        torch.rand(1)
+    assert not torch.equal(own["cpu"].get_state(), beginning)
+
+
+def test_swapped_globally_keeps_what_is_restored_inside():
+    """As a run does that continues from a checkpoint."""
+    own, saved = owned(3), {"cpu": generator(4, "network").get_state()}
+    with swapped_globally(own):
+        restore_globally(saved, CPU)
+    assert torch.equal(own["cpu"].get_state(), saved["cpu"])
+
+
+def test_swapped_globally_restores_after_an_error():
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), swapped_globally(owned(3)):
+        torch.rand(int(1 / 0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class OnGpu:
+    """A generator on a GPU, as far as its state is an object that generators can share."""
+
+    def __init__(self, index, state):
+        self.device, self.state = torch.device("cuda", index), state
+
+    def graphsafe_get_state(self):
+        return OnGpu(self.device.index, self.state)
+
+    def graphsafe_set_state(self, other):
+        self.state = other.state
+
+
+def test_on_a_gpu_the_state_itself_is_swapped(monkeypatch):
+    """That of the GPU the own generator is on; a captured graph holds on to the state, whatever its value."""
+    states = [object() for _ in range(3)]
+    defaults = OnGpu(0, states[0]), OnGpu(1, states[1])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", defaults)
+    own = OnGpu(1, states[2])
+    for _ in range(2):
+        with swapped_globally({"cuda": own}):
+            assert [each.state for each in (*defaults, own)] == [states[0], states[2], states[1]]
+        assert [each.state for each in (*defaults, own)] == states

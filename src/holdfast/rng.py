@@ -17,10 +17,10 @@ __all__ = [
     "generator",
     "global_generators",
     "global_state",
+    "own_generators",
     "restore",
     "restore_globally",
     "seeded_globally",
-    "seeded_states",
     "swapped_globally",
 ]
 
@@ -75,29 +75,49 @@ def global_generators(device: torch.device) -> dict[str, torch.Generator]:
     """By kind of device."""
     found = {"cpu": torch.default_generator}
     if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
+        current = torch.cuda.current_device()  # asking sets CUDA up; before that, there are no generators
+        index = current if device.index is None else device.index
         found["cuda"] = torch.cuda.default_generators[index]
     return found
 
 
-def seeded_states(seed: int, name: str, device: torch.device) -> dict[str, Tensor]:
-    """States for PyTorch's global generators, made from a seed."""
-    return {kind: generator(seed, name, each.device).get_state() for kind, each in global_generators(device).items()}
+def own_generators(seed: int, name: str, device: torch.device) -> dict[str, torch.Generator]:
+    """Generators made from a seed, to take the place of PyTorch's global ones in `swapped_globally`."""
+    return {kind: generator(seed, name, each.device) for kind, each in global_generators(device).items()}
 
 
 @contextmanager
-def swapped_globally(states: dict[str, Tensor], device: torch.device) -> Iterator[None]:
-    """Put PyTorch's global generators into `states` inside the block, and back where they were afterwards.
+def swapped_globally(own: dict[str, torch.Generator]) -> Iterator[None]:
+    """Inside the block, draws from PyTorch's global generators are draws from `own`; the global ones do not move.
 
-    `states` is then where the block left them.
+    Inside, `own` hold the global generators' states in turn.
     """
-    before = global_state(device)
-    restore_globally(states, device)
+    # Those of the devices that `own` are on, whichever GPU is the current one by now.
+    pairs = [(global_generators(each.device)[kind], each) for kind, each in own.items()]
+    for pair in pairs:
+        _exchange(*pair)
     try:
         yield
     finally:
-        states.update(global_state(device))
-        restore_globally(before, device)
+        for pair in pairs:
+            _exchange(*pair)
+
+
+def _exchange(a: torch.Generator, b: torch.Generator) -> None:
+    """Give each of two generators the other's state.
+
+    On a GPU that is the state itself, not its value: a CUDA graph reads its seed and offset from memory that belongs to
+    the state it was captured with, written at every replay. Graphs of one state on several streams would overwrite
+    each other's.
+    """
+    if a.device.type == "cuda":
+        held = a.graphsafe_get_state()
+        a.graphsafe_set_state(b.graphsafe_get_state())
+        b.graphsafe_set_state(held)
+    else:
+        value = a.get_state()
+        a.set_state(b.get_state())
+        b.set_state(value)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from holdfast.learners import Learner, Parts, PlainSgd
 from holdfast.learners import build as build_learner
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.results import RunResult, environment
-from holdfast.rng import generator, restore, seeded_globally, seeded_states, swapped_globally
+from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
 __all__ = ["Keeper", "Progress", "choose_device", "run", "train"]
 
@@ -82,15 +82,15 @@ def train(
 def _secluded(
     steps: Generator[Progress, None, RunResult], seed: int, device: torch.device
 ) -> Generator[Progress, None, RunResult]:
-    """The same steps, with PyTorch's global generators in a state of the run's own while one is made.
+    """The same steps, with generators of the run's own in the place of PyTorch's global ones while one is made.
 
     Layers such as dropout draw from those, and so may whatever happens between two steps: another run's, for instance.
-    Swapping states takes time, so it ends after `WATCHED` steps if none of them drew.
+    Swapping them takes time, so it ends after `WATCHED` steps if none of them drew.
     """
-    states = seeded_states(seed, "network", device)
-    beginning, taken = dict(states), 0
-    while taken < WATCHED or any(not torch.equal(states[kind], beginning[kind]) for kind in states):
-        with swapped_globally(states, device):
+    own, taken = own_generators(seed, "network", device), 0
+    beginning = {kind: each.get_state() for kind, each in own.items()}
+    while taken < WATCHED or any(not torch.equal(each.get_state(), beginning[kind]) for kind, each in own.items()):
+        with swapped_globally(own):
             try:
                 progress = next(steps)
             except StopIteration as end:
