@@ -18,6 +18,8 @@ from holdfast.cli import app
 DOCS = Path(__file__).resolve().parent
 COMMANDS = "<!-- commands -->"
 OVERHEAD = "<!-- overhead -->"
+RATES = "<!-- rates -->"
+STARTS = "<!-- starts -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
 NUMBER = re.compile(r"\{\{([\w.-]+)\}\}")
@@ -32,10 +34,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
-    if COMMANDS in markdown:
-        markdown = markdown.replace(COMMANDS, commands())
-    if OVERHEAD in markdown:
-        markdown = markdown.replace(OVERHEAD, overhead())
+    for mark, made in ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
     # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
     markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
@@ -78,6 +79,36 @@ def overhead() -> str:
     rows = [re.split(r"\s{2,}", line) for line in lines]
     table = ["| network | method | `observe` | by hand | ratio |", "|---|---|---:|---:|---:|"]
     return "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def rates() -> str:
+    """A complete `holdfast bench --device cuda`, a row per benchmark and method: all runs together, alone to eight."""
+    lines = ["| | alone | 2 runs | 4 runs | 8 runs | TFLOP/s | of the peak |", "|---|---:|---:|---:|---:|---:|---:|"]
+    for name, found in _rates("bench-h200.json").items():
+        together = " | ".join(f"{each['steps_per_second']:,.0f}" for each in found)
+        best = max(found, key=lambda each: each["tflops"])
+        lines += [f"| {name} | {together} | {best['tflops']:.0f} | {100 * best['peak_share']:.1f} % |"]
+    return "\n".join([*lines, ""])
+
+
+def starts() -> str:
+    """Two calls of `holdfast bench --device cuda --only seq-cifar10` in a row, the first without compiled code."""
+    first, second = _rates("bench-h200-first.json"), _rates("bench-h200-second.json")
+    lines = ["| | first process | second process | each further run | MB a run |", "|---|---:|---:|---:|---:|"]
+    for name, (alone, two, *_, eight) in first.items():
+        seconds = (
+            f"{alone['ready_seconds']:.0f} s | {second[name][0]['ready_seconds']:.0f} s | {two['ready_seconds']:.1f} s"
+        )
+        lines += [f"| {name} | {seconds} | {eight['memory_mb']:.0f} |"]
+    return "\n".join([*lines, ""])
+
+
+def _rates(file: str) -> dict[str, list[dict[str, Any]]]:
+    """What `holdfast bench --json` printed, by benchmark and method, from one run to eight."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in json.loads((DOCS / file).read_text("utf-8"))["device_rates"]:
+        found.setdefault(f"{each['benchmark']} {each['method']}", []).append(each)
+    return found
 
 
 def without_links_outside(markdown: str, path: Path) -> str:

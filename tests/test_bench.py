@@ -1,6 +1,11 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast import bench
 from holdfast.bench import SHAPES, DeviceRate, complete_run, floor_step, made_up, step_operations, steps_per_second
@@ -56,3 +61,20 @@ def test_what_was_measured_is_shown_when_it_is_stopped(monkeypatch, capsys):
         _bench_gpu(["seq-cifar10"], as_json=True)
     (rate,) = json.loads(capsys.readouterr().out)["device_rates"]
     assert (rate["benchmark"], rate["method"], rate["steps_per_second"]) == ("seq-cifar10", "er", 500.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure the GPU")
+def test_compiled_code_is_kept_under_the_data_root(tmp_path):
+    """Counting a step's operations makes PyTorch choose a folder of its own, if none is set by then."""
+    code = """if True:
+        import os
+        from contextlib import suppress
+        from holdfast.bench import device_rates
+        with suppress(Exception):  # there is no GPU
+            next(device_rates("rot-mnist", "er"))
+        print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    """
+    quiet = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    env = {**quiet, "HOLDFAST_DATA": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == tmp_path / "compiled"

@@ -18,6 +18,7 @@ from holdfast.benchmarks import Benchmark, Task
 from holdfast.benchmarks import build as build_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
+from holdfast.engine import prepare_cuda
 from holdfast.fleet import Member
 from holdfast.models import MODELS
 from holdfast.results import RunResult
@@ -180,6 +181,7 @@ def device_rates(
     benchmark: str, method: str, sizes: Sequence[int] = (1, 2, 4, 8), *, seconds: float = 3.0, buffer_size: int = 200
 ) -> Iterator[DeviceRate]:
     """Rates of one run alone and of fleets on a GPU, on data made up on the spot; each is timed for about `seconds`."""
+    prepare_cuda()  # first: counting operations would settle on another folder for compiled code
     device = torch.device("cuda")
     config = RunConfig.preset(benchmark, method, buffer_size=buffer_size).change(epochs=10_000, tasks=1)
     work, peak = step_operations(config), matrix_peak(device)

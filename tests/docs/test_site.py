@@ -1,12 +1,14 @@
 """The site: it builds without a warning, says everything, and loads nothing from elsewhere."""
 
 import ast
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -142,6 +144,27 @@ def test_the_overhead_is_as_measured(pages):
     assert len(measured) > 20
     assert [word for word in measured if re.fullmatch(r"1\.\d{3}", word)], "ratios"
     assert all(word in shown for word in measured if re.fullmatch(r"\d\.\d{3}", word))
+
+
+def test_the_rates_of_the_gpu_are_as_measured(pages):
+    def measured(name):
+        return json.loads((ROOT / "docs" / name).read_text("utf-8"))["device_rates"]
+
+    shown = " ".join(text_of(pages, "speed.html").split())
+    complete = measured("bench-h200.json")
+    assert len(complete) == 20, "five rows of four sizes"
+    for first, second in pairwise(complete):
+        pair = " ".join(f"{each['steps_per_second']:,.0f}" for each in (first, second))
+        assert first["runs"] > second["runs"] or pair in shown
+    for first, second in zip(measured("bench-h200-first.json"), measured("bench-h200-second.json"), strict=True):
+        assert first["runs"] > 1 or f"{first['ready_seconds']:.0f} s {second['ready_seconds']:.0f} s" in shown
+
+
+def test_the_two_arithmetics_are_as_run():
+    page = (ROOT / "docs" / "speed.md").read_text("utf-8")
+    for name in ("er-200-seed0", "er-200-seed0-float32"):
+        run = json.loads((ROOT / "results" / "seq-cifar10" / f"{name}.json").read_text("utf-8"))
+        assert f"{name}.json) | {run['accuracy']:.2f} | {run['task_il_accuracy']:.2f} |" in page
 
 
 @pytest.mark.parametrize(
