@@ -119,6 +119,28 @@ def test_a_pickled_estimator_learns_on_as_if_it_had_not_been(settings):
     assert (made.predict_proba(x) == copied.predict_proba(x)).all()
 
 
+class Dropped(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Linear(*shape, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, classes))
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_dropout_follows_the_random_state_through_a_pickle(settings):
+    x, y = rows(70)
+
+    def made(copied):
+        torch.rand(1)  # PyTorch's own generator is somewhere else each time
+        before = torch.get_rng_state()
+        one = ReplayClassifier(Dropped, random_state=3, epochs=2, **settings).fit(x, y)
+        one = pickle.loads(pickle.dumps(one)) if copied else one
+        one.partial_fit(x[::-1], y[::-1])
+        assert torch.equal(torch.get_rng_state(), before)
+        return weights(one)
+
+    assert equal(made(copied=False), made(copied=False))
+    assert equal(made(copied=False), made(copied=True))
+
+
 def test_fit_is_followed_by_the_stream():
     x, y = rows(80)
     made = ReplayClassifier(random_state=0, epochs=3).fit(x[:40], y[:40])

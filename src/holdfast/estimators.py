@@ -18,7 +18,7 @@ from holdfast.evaluation import predict
 from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.regularizers import Regularizer
-from holdfast.rng import generator, restore, seeded_globally
+from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -80,9 +80,14 @@ class _ReplayEstimator(BaseEstimator):
         self._shape, self._outputs = tuple(x.shape[1:]), outputs
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._order = generator(self._seed, "order")
-        self.learner_ = self._build()
+        self._build()
 
-    def _build(self) -> Learner:
+    def _build(self) -> None:
+        self.learner_ = self._learner()
+        # Layers such as dropout draw from PyTorch's global generators; these take their place while it learns.
+        self._random = own_generators(self._seed, "network", self.learner_.device)
+
+    def _learner(self) -> Learner:
         make = MODELS[self.model] if isinstance(self.model, str) else self.model
         with seeded_globally(self._seed, "init"):
             network = group_batchnorm(make(self._shape, self._outputs)).to(self.device)
@@ -98,8 +103,9 @@ class _ReplayEstimator(BaseEstimator):
     def _learn(self, x: Tensor, y: Tensor) -> None:
         """One pass over the samples in random order."""
         self.module_.train()
-        for rows in self._batches(len(x)):
-            self.learner_.observe(x[rows], y[rows])
+        with swapped_globally(self._random):
+            for rows in self._batches(len(x)):
+                self.learner_.observe(x[rows], y[rows])
 
     def _batches(self, count: int) -> Iterator[Tensor]:
         size = self._positive("batch_size")
@@ -130,7 +136,8 @@ class _ReplayEstimator(BaseEstimator):
         """For pickle and joblib: the learner as its state_dict, which is what it promises to restore."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "learner_" in state:
-            state["learner_"] = state["learner_"].state_dict()
+            with swapped_globally(state.pop("_random")):  # whose states are among what a learner keeps
+                state["learner_"] = state["learner_"].state_dict()
             state["_order"] = self._order.get_state()
         return state
 
@@ -139,8 +146,9 @@ class _ReplayEstimator(BaseEstimator):
         if "learner_" in state:
             self._order = torch.Generator()
             restore(self._order, state["_order"])
-            self.learner_ = self._build()
-            self.learner_.load_state_dict(state["learner_"])
+            self._build()
+            with swapped_globally(self._random):
+                self.learner_.load_state_dict(state["learner_"])
 
 
 class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
