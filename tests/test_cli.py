@@ -75,6 +75,8 @@ def test_the_same_config_gives_the_same_numbers_again(holdfast):
         (["run", "rot-mnist", "mse", "--set", "buffer_size=9"], 2, "buffer_size decides the preset"),
         (["run", "rot-mnist", "simclr", "--set", "regularizer.temprature=1"], 2, "did you mean 'temperature'?"),
         (["run", "rot-mnist", "mse", "--set", "regularizer.temperature=1"], 2, "unknown hyper-parameter"),
+        (["run", "rot-mnist", "er", "--set", "regularizer.temperature=1"], 2, "er has no regularizer"),
+        (["run", "rot-mnist", "sgd", "--set", "regularizer.temperature=1"], 2, "sgd has no regularizer"),
         (["run", "rot-mnist", "mse", "--buffer-size", "0"], 2, "buffer size must be a whole number of at least 1"),
         (["run", "rot-mnist", "mse", "--buffer-size", "-5"], 2, "buffer size must be a whole number of at least 1"),
         (["run", "rot-mnist", "mse", "--precision", "float16"], 2, "unknown precision 'float16'"),

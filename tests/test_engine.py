@@ -1,7 +1,9 @@
 """The engine: the samples that were asked for reach the learner, and losses are watched."""
 
 import functools
+import itertools
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from holdfast.augment import CropFlip, Normalize
 from holdfast.data import ImageSet
-from holdfast.engine import Engine, LossLog, _compile
+from holdfast.engine import CapturedEngine, Engine, LossLog, _compile
 from holdfast.errors import TrainingError, UsageError
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses, PlainSgd
 from holdfast.models import group_batchnorm
@@ -49,6 +51,79 @@ def test_each_step_is_on_the_samples_asked_for():
         assert x.flatten().tolist() == batch.tolist()
         assert y.tolist() == (batch % 10).tolist()
         assert x.dtype == torch.uint8
+
+
+def test_what_was_captured_for_other_addresses_is_captured_anew(monkeypatch):
+    """Into a pool of its own: one whose graphs are gone cannot be used again."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
+    engine = CapturedEngine(Notebook(), CPU, (), batch_size=4, compiled=False)
+    engine.load(data(20), classes=10)
+    images, pool = engine._images, engine._pool
+    engine._graphs[4, 0] = "a graph"
+    engine._uses[4, 0] = 4
+    engine.load(ImageSet(data(20).images + 100, data(20).labels), classes=10)
+    assert engine._images is images
+    assert engine._images[3].item() == 103
+    assert (engine._graphs, engine._pool) == ({(4, 0): "a graph"}, pool)
+    engine.load(data(15), classes=10)
+    assert not engine._graphs
+    assert not engine._uses
+    assert engine._pool != pool
+
+
+class OnGpu:
+    """A generator on a GPU, as far as its state goes."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, state):
+        self.state = state
+
+    def get_state(self):
+        return self.state
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly_from_then_on(monkeypatch, caplog):
+    """Even if earlier ones could: a capture that is given up spoils the generators' states, which are replaced."""
+
+    class Graph:
+        replayed = 0
+
+        def register_generator_state(self, generator):
+            pass
+
+        def replay(self):
+            Graph.replayed += 1
+
+    @contextmanager
+    def capture(*_, **__):
+        generator.state = "being captured"
+        yield
+        generator.state = "before"
+        if len(learner.seen[-1][0]) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    for name in ("graph_pool_handle", "current_stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    renewed = []
+    monkeypatch.setattr("holdfast.engine.renew", lambda *which: renewed.append(which))
+    learner, generator = Notebook(), OnGpu("before")
+    engine = CapturedEngine(learner, CPU, [generator], batch_size=4, compiled=False)
+    engine.load(data(), classes=10)
+    batches = [torch.arange(4), torch.arange(2)]
+    for batch in batches * 4:  # the first three of each kind run eagerly, the fourth is captured
+        engine.step(batch)
+    assert Graph.replayed == 1
+    assert renewed == [(generator, "before")]
+    assert caplog.text.count("cannot be captured") == 1
+    assert "and more" not in caplog.text
+    seen = len(learner.seen)
+    for batch in batches:
+        engine.step(batch)
+    assert len(learner.seen) == seen + 2
+    assert engine.log.steps == 10
 
 
 def test_new_data_replaces_the_old():

@@ -5,6 +5,7 @@ import math
 import os
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,25 @@ def test_second_save_replaces_the_first(tmp_path):
             *(f"{folder.name}/{name}" for name in ("logits.safetensors", "result.json", "weights.safetensors")),
         ]
     )
+
+
+def test_two_who_save_one_run_at_once_both_succeed(tmp_path):
+    def often():
+        for _ in range(30):
+            try:
+                save(result(), tmp_path)
+            except HoldfastError as error:
+                failed.append(error)
+
+    failed: list[HoldfastError] = []
+    both = [threading.Thread(target=often) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert failed == []
+    assert find(tmp_path, CONFIG).accuracy == 80.0
+    assert [path.name for path in tmp_path.iterdir()] == [CONFIG.fingerprint]
 
 
 def test_others_may_read_what_was_saved(tmp_path):

@@ -4,12 +4,15 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.experiments import Results, load_results
+from holdfast.regularizers import REGULARIZERS
 from holdfast.sweep import Event, Job, LocalEngine, estimate, local_engine, sweep
 from holdfast.sweep.claims import SILENCE, Claims
 from holdfast.sweep.engine import carry_out, failure
@@ -346,6 +350,76 @@ def test_fleet_with_an_error_that_is_nobodys_in_particular(tmp_path, monkeypatch
     assert set(summary.failed.values()) == {"RuntimeError: CUDA error: out of memory"}
     record = json.loads((tmp_path / "failed" / f"{GRID[0].fingerprint}.json").read_text())
     assert "in broken" in record["trace"]
+
+
+@pytest.fixture
+def fickle():
+    """A regularizer that raises what no part of Holdfast would, after a while."""
+    calls = []
+
+    def fickle(current, stored):
+        calls.append(1)
+        if len(calls) > 2:
+            raise RuntimeError("out of luck")
+        return current.sum()
+
+    REGULARIZERS.register("fickle", "fails at its third call")(fickle)
+    yield "fickle"
+    del REGULARIZERS._entries["fickle"]
+
+
+def test_a_run_of_a_fleet_that_raises_anything_leaves_the_others_untouched(tmp_path, undisturbed, fickle):
+    bad = tiny(method=fickle)
+    summary = sweep([bad, *GRID[:2]], tmp_path, engine=FleetEngine(3), device="cpu")
+    assert summary.failed == {bad: "RuntimeError: out of luck"}
+    found = matrices(tmp_path)
+    assert len(found) == 2
+    assert same(found, {key: undisturbed[key] for key in found})
+
+
+def test_a_result_of_a_fleet_that_cannot_be_saved_is_that_run_s_failure(tmp_path, monkeypatch):
+    saved = []
+
+    def save(result, out):
+        saved.append(result.config)
+        if len(saved) == 1:
+            raise HoldfastError("no space left")
+        return results.save(result, out)
+
+    monkeypatch.setattr("holdfast.sweep.fleets.results", SimpleNamespace(save=save))
+    summary = sweep(GRID[:3], tmp_path, engine=FleetEngine(3), device="cpu")
+    assert summary.failed == {saved[0]: "no space left"}
+    assert set(summary.done) == set(saved[1:]) == set(GRID[:3]) - {saved[0]}
+    assert summary.left == 0
+
+
+def test_a_failure_that_cannot_be_recorded_is_told(tmp_path):
+    (tmp_path / "failed").write_text("a file where the records belong")
+    summary = sweep([HOPELESS, GRID[0]], tmp_path, engine=inline, device="cpu")
+    assert "no longer finite" in summary.failed[HOPELESS]
+    assert summary.done == [GRID[0]]
+
+
+def test_a_sweep_waits_for_whoever_saves_without_a_claim(tmp_path, monkeypatch):
+    """`holdfast run` takes no claims; a sweep that clears away scratch folders must not take the one it is writing."""
+    sweeping = []
+    write = results._write
+
+    def slow(result, out):
+        folder = write(result, out)
+        sweeping.append(threading.Thread(target=sweep, args=([GRID[0]], out), kwargs={"engine": inline}))
+        (out / f".{GRID[0].fingerprint}-scratch").mkdir()
+        shutil.rmtree(folder)  # the result is not there yet
+        sweeping[0].start()
+        sweeping[0].join(0.5)
+        assert (out / f".{GRID[0].fingerprint}-scratch").exists()
+        return write(result, out)
+
+    result = run(GRID[0], device="cpu")
+    monkeypatch.setattr(results, "_write", slow)
+    results.save(result, tmp_path)
+    monkeypatch.setattr(results, "_write", write)
+    sweeping[0].join()
 
 
 def test_choice_of_engine():

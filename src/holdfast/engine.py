@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from holdfast.data import ImageSet, data_root
 from holdfast.errors import TrainingError, UsageError
 from holdfast.learners import BfloatTwin, Learner, Losses, PlainSgd
+from holdfast.rng import global_generators, renew
 
 __all__ = ["CapturedEngine", "Engine", "LossLog", "make_engine", "prepare_cuda"]
 
@@ -155,7 +156,10 @@ class CapturedEngine(Engine):
             # Captured steps read from the addresses they were captured with.
             self._images, self._labels = images.copy_(self._images), labels.copy_(self._labels)
         else:
+            # A pool whose graphs are gone cannot be captured into again.
             self._graphs.clear()
+            self._uses.clear()
+            self._pool = torch.cuda.graph_pool_handle()
 
     def step(self, indices: Tensor) -> None:
         """One step on these samples."""
@@ -185,6 +189,7 @@ class CapturedEngine(Engine):
             self._graphs[key] = self._capture(indices)
         except RuntimeError as error:
             self._capturable = False
+            self._graphs.clear()  # they draw from the generators' states before the attempt
             log.warning("this step cannot be captured in a CUDA graph, it runs eagerly: %s", str(error).split("\n")[0])
             self._execute(indices)
         else:
@@ -193,6 +198,8 @@ class CapturedEngine(Engine):
 
     def _capture(self, indices: Tensor) -> _Graph:
         """Record a step without executing it."""
+        drawn = [*self._generators, *global_generators(self.device).values()]
+        states = [(each, each.get_state()) for each in drawn if each.device.type == "cuda"]
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
@@ -204,6 +211,8 @@ class CapturedEngine(Engine):
                 self._execute(static)
         except RuntimeError:
             torch.cuda.synchronize(self.device)
+            for generator, state in states:
+                renew(generator, state)
             if buffer:
                 buffer.offered = offered
             raise

@@ -51,8 +51,7 @@ def predict(model: nn.Module, images: Tensor, view: View, precision: str = "floa
     """Logits (N, C) float32 of `model` in evaluation mode, without augmentation; its mode is restored."""
     size = max(1, BATCH_ELEMENTS[images.device.type] // max(1, prod(images.shape[1:])))
     with evaluating(model), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        # forward() rather than a call: compiled code is for training shapes.
-        return torch.cat([model.forward(view(part)).float() for part in torch.split(images, size)])
+        return torch.cat([model(view(part)).float() for part in torch.split(images, size)])
 
 
 @torch.no_grad()

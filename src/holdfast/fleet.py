@@ -14,7 +14,6 @@ from holdfast.benchmarks import Benchmark
 from holdfast.benchmarks import build as build_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import data_root
-from holdfast.errors import HoldfastError
 from holdfast.results import RunResult
 from holdfast.training import Progress, choose_device, train
 
@@ -26,7 +25,7 @@ class Outcome(NamedTuple):
 
     config: RunConfig
     result: RunResult | None
-    error: HoldfastError | None
+    error: Exception | None
 
 
 class Member:
@@ -106,7 +105,7 @@ def run_fleet(
                 break
             try:
                 active.append(Member(config, build_benchmark(config, data_root(data), target), target))
-            except HoldfastError as error:
+            except Exception as error:  # a plugin's benchmark may raise anything
                 yield Outcome(config, None, error)
         for member in list(active):
             try:
@@ -114,7 +113,7 @@ def run_fleet(
             except StopIteration as end:
                 active.remove(member)
                 yield Outcome(member.config, end.value, None)
-            except HoldfastError as error:
+            except Exception as error:  # a plugin's method too, and a device without memory
                 active.remove(member)
                 yield Outcome(member.config, None, error)
             else:

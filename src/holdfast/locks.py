@@ -30,12 +30,18 @@ def lock(handle: int, *, wait: bool = True) -> bool:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Be the only one in this block for the file `path`, which is created if it is not there.
+    """Be the only one in this block for `path`: a folder, or a file, which is created if it is not there.
 
-    Inside, the file may be renamed or removed: those who waited for it then take one of that name anew.
+    Inside, it may be renamed or removed: those who waited for it then take one of that name anew.
     """
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if not path.is_dir():
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        elif os.name == "posix":
+            handle = os.open(path, os.O_RDONLY)
+        else:  # folders cannot be opened, nor files locked
+            yield
+            return
         try:
             lock(handle)
             if _is_at(handle, path):

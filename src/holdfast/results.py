@@ -23,6 +23,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
+from holdfast.locks import held
 
 __all__ = ["RunResult", "check_writable", "environment", "find", "parse_json", "read", "save"]
 
@@ -161,27 +162,32 @@ def save(result: RunResult, out: Path) -> Path:
 
     A result of the same fingerprint is replaced.
     """
-    target = out / result.config.fingerprint
     try:
         out.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=out))
-        try:
-            if result.logits:
-                save_file(result.logits, scratch / LOGITS)
-            if result.weights:
-                save_file(result.weights, scratch / WEIGHTS)
-            (scratch / RESULT).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-            scratch.chmod(0o755)
-            for file in scratch.iterdir():  # Scratch folders and safetensors files start out private.
-                file.chmod(0o644)
-            _replace_folder(scratch, target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with held(out):  # by all processes: two that save one run would trip over each other
+            return _write(result, out)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise HoldfastError(
             f"the result could not be written to {out}: {reason}. Choose another folder with --out."
         ) from error
+
+
+def _write(result: RunResult, out: Path) -> Path:
+    target = out / result.config.fingerprint
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=out))
+    try:
+        if result.logits:
+            save_file(result.logits, scratch / LOGITS)
+        if result.weights:
+            save_file(result.weights, scratch / WEIGHTS)
+        (scratch / RESULT).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        scratch.chmod(0o755)
+        for file in scratch.iterdir():  # Scratch folders and safetensors files start out private.
+            file.chmod(0o644)
+        _replace_folder(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 

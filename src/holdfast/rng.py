@@ -18,6 +18,7 @@ __all__ = [
     "global_generators",
     "global_state",
     "own_generators",
+    "renew",
     "restore",
     "restore_globally",
     "seeded_globally",
@@ -118,6 +119,15 @@ def _exchange(a: torch.Generator, b: torch.Generator) -> None:
         value = a.get_state()
         a.set_state(b.get_state())
         b.set_state(value)
+
+
+def renew(generator: torch.Generator, state: Tensor) -> None:
+    """Put a generator on a GPU into `state`, in memory of its own.
+
+    A capture that was given up leaves the state it used marked as being captured: whoever draws from it next fails.
+    """
+    fresh = torch.Generator(generator.device).set_state(state)
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @contextmanager

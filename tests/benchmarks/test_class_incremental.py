@@ -176,6 +176,8 @@ def test_validation_needs_samples_and_a_stream_without_an_order_of_its_own(repla
     replace_data(small_dataset(10, (3, 32, 32), train=10))
     with pytest.raises(UsageError, match="holds back no sample"):
         build(config("seq-cifar10", validation=0.01), NOWHERE)
+    with pytest.raises(UsageError, match="leaves no sample of a task to train on"):
+        build(config("seq-cifar10", validation=0.99), NOWHERE)
     replace_data(small_dataset(10, (1, 28, 28), train=24))
     with pytest.raises(UsageError, match="one ordered stream"):
         build(config("mnist-360", validation=0.1), NOWHERE)

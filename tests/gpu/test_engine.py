@@ -1,14 +1,18 @@
 """What only a GPU shows: captured steps equal eager ones, a fleet equals its runs alone, no step waits for the host."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from holdfast.bench import made_up
 from holdfast.benchmarks import build
 from holdfast.config import RunConfig
+from holdfast.data import ImageSet
 from holdfast.engine import CapturedEngine, Engine
 from holdfast.fleet import run_fleet
 from holdfast.models import MODELS
+from holdfast.regularizers import REGULARIZERS
 from holdfast.training import choose_device, run, train
 
 pytestmark = [
@@ -53,6 +57,41 @@ def test_captured_steps_equal_eager_ones(name, method):
     expected, got = weights_after(config, eager), weights_after(config, captured)
     for part, tensor in expected.items():
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
+
+
+def test_tasks_of_unequal_size():
+    """Their samples lie elsewhere, so steps are captured anew."""
+    config = RunConfig.preset("seq-mnist", "mse", buffer_size=40, train_limit=None, tasks=3).change(lr=0.01)
+    data = made_up(config, samples=200)
+    full = data.tasks[0].train()
+    sizes = iter((200, 150, 180, 200, 150, 180))
+
+    def train() -> ImageSet:
+        count = next(sizes)
+        return ImageSet(full.images[:count], full.labels[:count])
+
+    data = replace(data, tasks=tuple(replace(task, train=train) for task in data.tasks))
+    found = []
+    for engine in (eager, captured):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.training.make_engine", engine)
+            found.append(run(config, benchmark=data, device="cuda").weights)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_a_learner_that_waits_for_the_device_runs_eagerly(monkeypatch, caplog):
+    def curious(current, stored):
+        return (current - stored).square().mean() * float(stored.shape[0] > 0 and stored.sum().item() < 1e9)
+
+    monkeypatch.setitem(REGULARIZERS._entries, "curious", curious)
+    config = short("rot-mnist", "curious", epochs=3)
+    expected, got = weights_after(config, eager), weights_after(config, captured)
+    assert "cannot be captured" in caplog.text
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_compiled_steps_equal_eager_ones():

@@ -124,9 +124,11 @@ def _validated(task: Task, share: float) -> Task:
         held, kept = order[: round(share * len(order))], order[round(share * len(order)) :].sort().values
         return ImageSet(full.images[held], full.labels[held]), ImageSet(full.images[kept], full.labels[kept])
 
-    held = split()[0]
+    held, kept = split()
     if not len(held.labels):
         raise UsageError(f"a validation share of {share} holds back no sample of a task; take a larger one.")
+    if not len(kept.labels):
+        raise UsageError(f"a validation share of {share} leaves no sample of a task to train on; take a smaller one.")
     return replace(task, train=lambda: split()[1], test=held)
 
 

@@ -257,5 +257,5 @@ def _tell(summary: Summary) -> None:
     errors.print(", ".join(parts), highlight=False)
     if summary.interrupted:
         raise typer.Exit(STOPPED)
-    if summary.failed:
+    if summary.failed or summary.left:
         raise typer.Exit(1)

@@ -32,7 +32,7 @@ from holdfast.rng import check_globally, global_generators, global_state, restor
 from holdfast.rng import generator as seeded_generator
 from holdfast.sharded import ShardedReservoir
 
-__all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "widen"]
+__all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "refuse_options", "widen"]
 
 Loss = Callable[[Tensor, Any], Tensor]
 """(outputs, targets) -> the mean over samples, 0-d."""
@@ -472,3 +472,9 @@ def build(config: RunConfig, parts: Parts) -> Learner:
     if config.method in REGULARIZERS:
         return LEARNERS["consistency"].from_config(config, parts)
     raise unknown_name("method", config.method, method_names())
+
+
+def refuse_options(config: RunConfig) -> None:
+    """Raise if a method without a regularizer is given options of one: they would count for nothing."""
+    for name, _ in config.options:
+        raise UsageError(f"{config.method} has no regularizer, and so no option regularizer.{name}.")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from holdfast.augment import View
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts
+from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, refuse_options
 from holdfast.learners.checks import check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.nested import Nested, concat, rows, split
@@ -79,6 +79,7 @@ class ExperienceReplay(Learner):
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
         assert config.buffer_size is not None
+        refuse_options(config)
         return cls(
             parts.model,
             parts.optimizer,

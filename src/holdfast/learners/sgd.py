@@ -7,7 +7,7 @@ from typing import Self
 from torch import Tensor
 
 from holdfast.config import RunConfig
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts
+from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, refuse_options
 from holdfast.nested import Nested
 
 __all__ = ["Joint", "Sgd"]
@@ -22,6 +22,7 @@ class Sgd(Learner):
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
+        refuse_options(config)
         return cls(parts.model, parts.optimizer, augment=parts.view, precision=config.precision, validate=False)
 
     def observe(self, x: Nested, y: Nested) -> Losses:

@@ -15,6 +15,7 @@ from pathlib import Path
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.experiments import Results
+from holdfast.locks import held
 from holdfast.sweep.claims import HEARTBEAT, Claims
 from holdfast.sweep.engine import Event
 
@@ -102,7 +103,8 @@ class Agenda:
         """Enter what happened; a finished or failed run is no longer claimed."""
         if event.kind == "done":
             self.summary.done.append(event.config)
-            _failure(self._out, event.config).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                _failure(self._out, event.config).unlink()
         elif event.kind == "failed":
             self.summary.failed[event.config] = event.error
             _record_failure(self._out, event)
@@ -135,8 +137,9 @@ def _is_finished(out: Path, config: RunConfig) -> bool:
 
 def _remove_scratch(out: Path, config: RunConfig) -> None:
     """Folders that saving this run was killed in the middle of; only the holder of its claim may do this."""
-    for folder in out.glob(f".{config.fingerprint}-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    with held(out):  # whoever is at it now, without a claim, is waited for
+        for folder in out.glob(f".{config.fingerprint}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _failure(out: Path, config: RunConfig) -> Path:
@@ -144,8 +147,8 @@ def _failure(out: Path, config: RunConfig) -> Path:
 
 
 def _record_failure(out: Path, event: Event) -> None:
+    """Keep what went wrong, for other sweeps and for later; this one says it anyway, so a full disk does not end it."""
     path = _failure(out, event.config)
-    path.parent.mkdir(exist_ok=True)
     record = {
         "error": event.error,
         "trace": event.trace,
@@ -155,8 +158,10 @@ def _record_failure(out: Path, event: Event) -> None:
         "platform": platform.platform(),
     }
     scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        scratch.replace(path)
 
 
 def _recorded_error(out: Path, config: RunConfig) -> str:

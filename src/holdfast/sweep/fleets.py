@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import chain
+from pathlib import Path
 
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.fleet import run_fleet
+from holdfast.fleet import Outcome, run_fleet
 from holdfast.sweep.engine import POLL, REPORT, Emit, Event, Job, failure
 from holdfast.training import Progress
 
@@ -35,7 +36,7 @@ class FleetEngine:
                 self._fleet(chain([config], configs), job, emit)
 
     def _fleet(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
-        """One fleet, until all it was given is settled. An error of the device ends all of its runs at once."""
+        """One fleet, until all it was given is settled; an error of none in particular ends all of its runs."""
         taken: dict[RunConfig, float] = {}  # and when each last reported, in seconds
 
         def take() -> Iterator[RunConfig]:
@@ -52,12 +53,20 @@ class FleetEngine:
 
         try:
             for outcome in run_fleet(take(), size=self.size, data=job.data, device=job.device, on_step=report):
+                ended = _settled(outcome, job.out)
                 del taken[outcome.config]
-                if outcome.result is None:
-                    emit(failure(outcome.config, outcome.error or HoldfastError("it ended without a result")))
-                else:
-                    results.save(outcome.result, job.out)
-                    emit(Event("done", outcome.config, 1.0))
+                emit(ended)
         except Exception as error:
             for config in taken:
                 emit(failure(config, error))
+
+
+def _settled(outcome: Outcome, out: Path) -> Event:
+    """Save a run's result, if it has one; how the run ended."""
+    if outcome.result is None:
+        return failure(outcome.config, outcome.error or HoldfastError("it ended without a result"))
+    try:
+        results.save(outcome.result, out)
+    except HoldfastError as error:
+        return failure(outcome.config, error)
+    return Event("done", outcome.config, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast import results
 from holdfast.config import RunConfig
-from holdfast.experiments import Results
+from holdfast.experiments import Results, load_results
 from holdfast.sweep.agenda import Agenda, Summary
 from holdfast.sweep.engine import Engine, Event, Job
 from holdfast.sweep.fleets import FleetEngine
@@ -38,7 +38,7 @@ def sweep(
     """
     results.check_writable(out)
     engine = engine or local_engine(device, jobs)
-    agenda = Agenda(configs, out, Results() if finished is None else finished)
+    agenda = Agenda(configs, out, load_results(out) if finished is None else finished)
 
     def emit(event: Event | None) -> None:
         agenda.beat()
