@@ -186,7 +186,7 @@ def test_damaged_logits(analyze: Call, runs: Path, tensor: dict[str, torch.Tenso
     kept = load_file(file)
     file.unlink()
     save_file({**kept, **tensor}, file)
-    code, _, err = analyze(runs)
+    code, _, err = analyze(file.parent)
     assert code == 1
     assert message in err
     assert "logits.safetensors" in err
@@ -196,6 +196,12 @@ def test_a_damaged_result(analyze: Call, runs: Path) -> None:
     file = next(runs.iterdir()) / results.RESULT
     file.unlink()
     file.write_text("{}")
-    code, _, err = analyze(runs)
+    code, out, err = analyze(runs)
+    assert code == 0
+    assert out
+    assert f"skipped {file.parent}" in err
+    assert "not a readable result" in err
+    code, out, err = analyze(file.parent)
     assert code == 1
+    assert not out
     assert "not a readable result" in err

@@ -252,6 +252,16 @@ def test_capacity_must_be_positive(capacity):
         Reservoir(capacity)
 
 
+@pytest.mark.parametrize("capacity", [9.5, float("inf"), float("nan")])
+def test_capacity_must_be_a_whole_number(capacity):
+    with pytest.raises(UsageError, match=f"a whole number, not {capacity}"):
+        Reservoir(capacity)
+
+
+def test_capacity_may_be_computed():
+    assert Reservoir(0.1 * 100).capacity == 10
+
+
 def test_without_logits_there_are_none():
     buffer = Reservoir(3)
     buffer.add(torch.zeros(2, 4), torch.zeros(2))

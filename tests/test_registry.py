@@ -82,3 +82,25 @@ def test_the_error_is_for_people_and_for_programs():
     assert isinstance(error, ValueError)
     assert error.exit_code == 2
     assert str(error) == "unknown setting 'lrr': did you mean 'lr'?"
+
+
+def define(kind):
+    """What a cell of a notebook does, each time it is run."""
+
+    def made():
+        return kind
+
+    made.__qualname__, made.__module__ = "chisel", "__main__"
+    return made
+
+
+def test_what_is_defined_anew_takes_its_own_place(tools):
+    tools.register("chisel", "old")(define("old"))
+    tools.register("chisel", "new")(define("new"))
+    assert tools["chisel"]() == "new"
+    assert tools.describe("chisel") == "new"
+    with pytest.raises(UsageError, match="registered already"):
+        tools.register("chisel")(len)  # somebody else's
+    tools.register("plane")(lambda: 0)
+    with pytest.raises(UsageError, match="registered already"):
+        tools.register("plane")(lambda: 1)  # all lambdas are called alike

@@ -68,7 +68,9 @@ class Reservoir:
     ) -> None:
         if capacity < 1:
             raise UsageError(f"buffer size must be at least 1, not {capacity}.")
-        self.capacity = capacity
+        if capacity % 1:
+            raise UsageError(f"buffer size must be a whole number, not {capacity}.")
+        self.capacity = capacity = int(capacity)
         self.place = place
         self.generator = generator or torch.Generator()
         self.device = self.generator.device

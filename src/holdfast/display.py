@@ -20,7 +20,7 @@ output = Console()
 errors = Console(stderr=True)
 
 SHORT = {"current": "new", "replay": "old", "consistency": "drift"}
-"""Names of the loss terms that leave room for the time left on a terminal of 80 columns."""
+"""Names of the loss terms that leave room for the rest of the line."""
 
 REFRESH = 0.1  # seconds between looks at a run; looking after every step would cost more than the step
 
@@ -31,7 +31,7 @@ class RunDisplay:
     def __init__(self, quiet: bool = False) -> None:
         self._bars = Bars(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=_bar_width()),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[where]}"),
             TextColumn("[dim]{task.fields[losses]}"),
@@ -57,6 +57,8 @@ class _Line:
     def __init__(self, bars: Bars, title: str) -> None:
         self._bars = bars
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
+        percentage, time_left, gaps = 4, 7, 6
+        self._room = errors.width - len(title) - _bar_width() - percentage - time_left - gaps
         self._shown = self._began = time.perf_counter()
         self._before: int | None = None  # steps done when the run was continued here
 
@@ -73,13 +75,17 @@ class _Line:
         where = f"task {progress.task + 1}/{progress.stages}"
         where += f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
-        self._bars.update(
-            self._line,
-            completed=progress.fraction,
-            where=where,
-            losses=" ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term)),
-            speed=f"{(progress.step - self._before) / (now - self._began):,.0f} steps/s",
-        )
+        speed = f"{(progress.step - self._before) / (now - self._began):,.0f} steps/s"
+        losses = " ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term))
+        # On a narrow terminal, rather leave these out than cut everything short.
+        room = self._room - len(where)
+        speed = speed if len(speed) <= room else ""
+        losses = losses if len(losses) <= room - len(speed) else ""
+        self._bars.update(self._line, completed=progress.fraction, where=where, losses=losses, speed=speed)
+
+
+def _bar_width() -> int:
+    return 16 if errors.width >= 100 else 8
 
 
 @contextmanager
@@ -105,7 +111,7 @@ def data_progress() -> Iterator[None]:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:
     """A table whose first `left` columns are text and the rest numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold")
+    made = Table(title=title, title_justify="left", title_style="bold", min_width=min(len(title), output.width))
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")  # addresses stay whole
     for row in rows:

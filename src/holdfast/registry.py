@@ -1,4 +1,4 @@
-"""Name -> object, with a description. A duplicate name raises; an unknown one raises and names the nearest."""
+"""Name -> object, with a description. A name that is taken raises; an unknown one raises and names the nearest."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ T = TypeVar("T")
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
     """The error for a name that nobody registered, with the nearest known name or, failing that, all of them."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    near = get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
     return UsageError(f"unknown {kind} '{name}': {hint}")
+
+
+def _redefines(new: object, old: object) -> bool:
+    """Whether both were defined under one name in one module, so that the former one is gone there."""
+    names = [(getattr(each, "__module__", None), getattr(each, "__qualname__", "<unnamed>")) for each in (new, old)]
+    return names[0] == names[1] and "<" not in names[0][1]
 
 
 class Registry(Mapping[str, T]):
@@ -36,10 +42,13 @@ class Registry(Mapping[str, T]):
         self._descriptions: dict[str, str] = {}
 
     def register(self, name: str, description: str | None = None) -> Callable[[T], T]:
-        """A decorator that files an object under `name`; the description defaults to its docstring's first line."""
+        """A decorator that files an object under `name`; the description defaults to its docstring's first line.
+
+        Defined anew, as by a cell of a notebook that is run again, an object takes the place of its former self.
+        """
 
         def add(entry: T) -> T:
-            if name in self._entries:
+            if name in self._entries and not _redefines(entry, self._entries[name]):
                 raise UsageError(f"{self.kind} '{name}' is registered already; choose another name.")
             self._entries[name] = entry
             self._descriptions[name] = description or (entry.__doc__ or "").strip().partition("\n")[0]

@@ -243,7 +243,10 @@ def find(out: Path, config: RunConfig) -> RunResult | None:
     folder = out / config.fingerprint
     if not (folder / RESULT).exists():
         return None
-    found = read(folder)
+    try:
+        found = read(folder)
+    except HoldfastError as error:
+        raise HoldfastError(f"{error} Move it away, or have the run carried out again with --force.") from error
     if found.config != config:
         raise HoldfastError(f"{folder / RESULT} was altered: it is the result of another run. Move it away.")
     return found

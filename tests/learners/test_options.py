@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 import holdfast as hf
 from holdfast.errors import TrainingError, UsageError
 from holdfast.learners import Sgd
+from holdfast.regularizers import REGULARIZERS
 from learners.conftest import CLASSES, assert_same_state, network, plain_copy, record, stream
 
 LEARNERS = {
@@ -105,6 +106,41 @@ def test_a_loss_must_be_one_number():
     learner = make("sgd", network("mlp"), loss=lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"))
     with pytest.raises(UsageError, match=r"the loss has shape \(8,\); it must be one number"):
         learner.observe(*next(stream(1)))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_optimiser_of_another_model(name):
+    model = network("mlp")
+    with pytest.raises(UsageError, match="updates none of the model's parameters"):
+        LEARNERS[name](deepcopy(model), sgd(model))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_nothing_to_learn(name):
+    model = network("mlp")
+    learner = make(name, model)
+    x, y = next(stream(1))
+    with pytest.raises(UsageError, match="nothing to learn"), torch.no_grad():
+        learner.observe(x, y)
+    learner.observe(x, y)
+    model.requires_grad_(False)
+    with pytest.raises(UsageError, match="Are all of them frozen"):
+        learner.observe(x, y)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda now, then: now - then, r"a tensor of shape \(3, 3\)"),
+        (lambda now, then: 1.0, "a float"),
+        (lambda now, then, *, needed: now.sum() * needed, "needs a value for needed"),
+    ],
+)
+def test_a_run_looks_at_a_regularizer_before_it_trains(function, says, monkeypatch):
+    monkeypatch.setitem(REGULARIZERS._entries, "mine", function)
+    config = hf.RunConfig.preset("rot-mnist", "mse", buffer_size=20, tasks=1, train_limit=50).change(method="mine")
+    with pytest.raises(UsageError, match=says):
+        hf.run(config, device="cpu")
 
 
 # --- regression ------------------------------------------------------------------------------------------------------

@@ -54,8 +54,7 @@ def analyze_command(
     levels, target, root = _severities(severities), choose_device(device), data_root(data)
     folders = find_runs(runs)
     results.check_writable(out)
-    with _progress(len(folders), "reading") as advance:
-        analyzed = [advance(analyze_run(folder, bins=bins), folder.name) for folder in folders]
+    analyzed, skipped = _read(folders, bins)
     if corruptions:
         names = tuple(CORRUPTIONS) if extra else BENCHMARK_CORRUPTIONS
         with data_progress():
@@ -66,7 +65,7 @@ def analyze_command(
     figures = [path for one in found for path in write_figures(one, out)]
     if sheet:
         figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
-    notes = [note for run in analyzed for note in run.notes]
+    notes = [*skipped, *(note for run in analyzed for note in run.notes)]
     report = {
         "holdfast": __version__,
         "bins": bins,
@@ -83,6 +82,21 @@ def analyze_command(
     for note in notes:
         errors.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
     errors.print(f"in {out}: analysis.json, figures: {len(figures)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _read(folders: Sequence[Path], bins: int) -> tuple[list[RunAnalysis], list[str]]:
+    """The runs, and a note for each that cannot be read; raises if there is no other."""
+    analyzed, skipped = [], []
+    with _progress(len(folders), "reading") as advance:
+        for folder in folders:
+            try:
+                analyzed.append(advance(analyze_run(folder, bins=bins), folder.name))
+            except HoldfastError as error:
+                skipped.append(f"skipped {folder}: {error}")
+                unread = error
+    if not analyzed:
+        raise unread
+    return analyzed, skipped
 
 
 def _severities(text: str) -> list[int]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,9 +15,10 @@ from rich.table import Table
 from holdfast import checkpoint, results
 from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, build
-from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, Seed, app, import_plugins
+from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
 from holdfast.display import RunDisplay, data_progress, errors, output, table
+from holdfast.errors import UsageError
 from holdfast.learners import method_names
 from holdfast.loggers import open_logger, watch
 from holdfast.registry import unknown_name
@@ -32,8 +33,8 @@ OnStep = Callable[[Progress], None]
 def run_command(
     benchmark: Annotated[str, typer.Argument(help="A benchmark; see 'holdfast list benchmarks'.")],
     method: Annotated[str, typer.Argument(help="A method; see 'holdfast list methods'.")],
-    buffer_size: Annotated[int, typer.Option(help="Samples the buffer holds.")] = 200,
-    seed: Seed = 0,
+    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds.", show_default="200")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
@@ -59,9 +60,8 @@ def run_command(
     BENCHMARKS[benchmark]
     if method not in method_names():
         raise unknown_name("method", method, method_names())
-    given = {"tasks": tasks, "epochs": epochs, "precision": precision}
-    changes = {key: value for key, value in given.items() if value is not None}
-    config = RunConfig.preset(benchmark, method, buffer_size=buffer_size, seed=seed, **changes).parse(set_ or [])
+    given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
+    config = _config(benchmark, method, {key: value for key, value in given.items() if value is not None}, set_ or [])
     target = choose_device(device)
     results.check_writable(out)
     found = None if force else results.find(out, config)
@@ -95,6 +95,14 @@ def run_command(
         print(json.dumps(found.to_json()))
     else:
         output.print(_summary(found))
+
+
+def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
+    """The preset with what the options say and then what --set says; not both about the same."""
+    for setting in settings:
+        if (key := setting.partition("=")[0].strip()) in given:
+            raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")
+    return RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given}).parse(settings)
 
 
 @contextmanager

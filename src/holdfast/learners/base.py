@@ -128,6 +128,7 @@ class Learner:
         if isinstance(model, DistributedDataParallel):
             self.model, self.ranks = model.module, Ranks(model.process_group)
         checks.check_shapes(self.model)
+        checks.check_optimizer(self.model, optimizer)
         self.augment: View = augment or (lambda x: x)
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, list(PRECISIONS))

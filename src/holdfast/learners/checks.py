@@ -19,6 +19,7 @@ __all__ = [
     "check_form",
     "check_leap",
     "check_loss",
+    "check_optimizer",
     "check_outputs",
     "check_shapes",
     "check_sizes",
@@ -55,6 +56,19 @@ def check_shapes(model: nn.Module) -> None:
                 f"{name} has no shape yet: pass a minibatch through the model, as in model(x), before making its "
                 "optimiser and its learner."
             )
+
+
+def check_optimizer(model: nn.Module, optimizer: object) -> None:
+    """The optimiser must update something of the model, as far as it says what it updates."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        return
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    if not any(id(parameter) in updated for parameter in model.parameters()):
+        raise UsageError(
+            "the optimiser updates none of the model's parameters: make it from the parameters of this very model, "
+            "as in torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
 
 
 def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
@@ -127,6 +141,11 @@ def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None
     """A minibatch's loss must be one number, and a finite one if it is to be `read`, which waits for the device."""
     if loss.dim():
         raise UsageError(f"the loss has shape {tuple(loss.shape)}; it must be one number, the mean over samples.")
+    if not loss.requires_grad:
+        raise UsageError(
+            "there is nothing to learn: the loss depends on no parameter that requires a gradient. "
+            "Are all of them frozen, or is this under torch.no_grad()?"
+        )
     if read and not math.isfinite(loss.item()):
         parts = {} if minibatch is None else leaves(minibatch[0], "x") | leaves(minibatch[1], "y")
         for name, part in parts.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Self
 
@@ -96,6 +96,7 @@ class ConsistencyReplay(Learner):
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
         assert config.buffer_size is not None
+        _check_value(config.method, dict(config.options), parts.generator.device)
         return cls(
             parts.model,
             parts.optimizer,
@@ -184,8 +185,20 @@ def _check_passes(model: DistributedDataParallel) -> None:
 def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:
     """The function with its hyper-parameters bound; a name it does not take raises now, not at the first step."""
     function = REGULARIZERS[given] if isinstance(given, str) else given
-    known = list(signature(function).parameters)[2:]  # the first two are the logits
+    known = dict(list(signature(function).parameters.items())[2:])  # the first two are the logits
     for name in options:
         if name not in known:
-            raise unknown_name("hyper-parameter of the regularizer", name, known)
+            raise unknown_name("hyper-parameter of the regularizer", name, list(known))
+    for name, parameter in known.items():
+        if name not in options and parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty:
+            raise UsageError(f"the regularizer needs a value for {name}: give it a default, or one in options.")
     return partial(function, **options) if options else function
+
+
+def _check_value(name: str, options: Mapping[str, float], device: torch.device) -> None:
+    """A regularizer must give one number; a run has no time to look at that in every step."""
+    logits = torch.eye(3, device=device)
+    value: object = _regularizer(name, options)(logits.clone().requires_grad_(), logits)
+    if not isinstance(value, Tensor) or value.dim():
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise UsageError(f"the regularizer {name} returns {found}; it must return one number, a tensor of shape ().")
