@@ -79,6 +79,7 @@ def export(
     """
     path = Path(path)
     kind = format_of(path, format)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, which is not for files
     served = deepcopy(model if view is None else _Served(model, view)).cpu().eval()
     x = _batch(example)
     with torch.no_grad(), _quiet():

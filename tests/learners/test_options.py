@@ -116,6 +116,22 @@ def test_an_optimiser_of_another_model(name):
 
 
 @pytest.mark.parametrize("name", LEARNERS)
+def test_a_compiled_model(name, tmp_path):
+    """Learns as the plain one, with names as if it were not compiled."""
+    plain, wrapped = network("mlp"), network("mlp")
+    wrapped.load_state_dict(plain.state_dict())
+    learners = make(name, plain), make(name, torch.compile(wrapped, backend="eager"), head="classifier")
+    for x, y in stream(3):
+        for learner in learners:
+            learner.observe(x, y)
+    assert_same_state(learners[0].model, learners[1].model, rtol=0, atol=1e-12)
+    learners[1].save(tmp_path / "compiled")
+    learners[0].load(tmp_path / "compiled")
+    learners[1].grow(CLASSES + 2)
+    learners[1].observe(x, y + 2)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
 def test_nothing_to_learn(name):
     model = network("mlp")
     learner = make(name, model)

@@ -122,7 +122,8 @@ class Learner:
     ) -> None:
         self.network: Callable[[Any], Tensor] = model
         """What computes the model's output in a step: the model, its compiled form, or what spreads it over ranks."""
-        self.model, self.optimizer = model, optimizer
+        # torch.compile wraps a model; what is inside has the names that checkpoints and `head` go by.
+        self.model, self.optimizer = getattr(model, "_orig_mod", model), optimizer
         self.ranks: Ranks | None = None
         """The processes that learn together, if there are several."""
         if isinstance(model, DistributedDataParallel):
@@ -149,7 +150,7 @@ class Learner:
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
                 "Give the head as many outputs as there will be classes."
             )
-        self.head = None if head is None else Head(model, head)
+        self.head = None if head is None else Head(self.model, head)
         self._outputs: int | None = None
         """How many outputs the model had when last seen."""
         self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
