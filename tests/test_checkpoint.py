@@ -65,6 +65,13 @@ def test_everything_comes_back(written):
     assert [file.name for file in written.parent.iterdir()] == [written.name]
 
 
+def test_names_that_spell_alike(path):
+    one, two, three, four, five, six, seven, eight = torch.arange(8.0).view(8, 1)
+    state = {0: one, "0": two, "a": {"b": three, "b'": four}, "a.b": five, "a.b'": [six], "a.b'.0": (seven, eight)}
+    checkpoint.write(path, "run", state)
+    assert_same(checkpoint.read(path, "run").state, state)
+
+
 def test_tensors_that_share_memory_or_are_not_contiguous(path):
     base = torch.arange(12.0).view(3, 4)
     checkpoint.write(path, "run", {"a": base, "b": base, "c": base[1:], "d": base.t(), "e": base[:, 1]})

@@ -4,6 +4,7 @@ import pickle
 import sys
 from importlib import import_module
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -316,3 +317,16 @@ def test_targets_come_back_in_the_form_they_were_learned_in(shape):
     assert (copied.predict(x) == made.predict(x)).all()
     with pytest.raises(hf.UsageError, match="y has 2 targets per sample"):
         made.partial_fit(x, rng.normal(size=(30, 2)))
+
+
+def test_estimators_in_threads_are_those_that_were_fitted_alone():
+    def network(shape, classes):
+        return nn.Sequential(nn.Linear(*shape, 40), nn.Dropout(0.5), nn.Linear(40, classes))
+
+    def fitted(seed):
+        return weights(ReplayClassifier(network, random_state=seed, epochs=3).fit(*rows()))
+
+    before, alone = torch.get_rng_state(), [fitted(seed) for seed in range(4)]
+    together = joblib.Parallel(n_jobs=4, backend="threading")(joblib.delayed(fitted)(seed) for seed in range(4))
+    assert all(map(equal, alone, together))
+    assert torch.equal(torch.get_rng_state(), before)

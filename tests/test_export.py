@@ -31,6 +31,21 @@ def answers(path, x):
     return torch.from_numpy(session.run(None, {given.name: x.numpy()})[0])
 
 
+@pytest.fixture
+def writing(monkeypatch):
+    """Called with a model: that one is written instead of the one to be exported."""
+    genuine = hf.export.__globals__["_torch_file"]
+
+    def instead(other):
+        def file(_, x, about):
+            batch = torch.export.Dim("batch")
+            return genuine(torch.export.export(other, (x,), dynamic_shapes=({0: batch},)), x, about)
+
+        monkeypatch.setitem(hf.export.__globals__, "_torch_file", file)
+
+    return instead
+
+
 def small():
     torch.manual_seed(0)
     body = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(108, 4)]
@@ -104,6 +119,48 @@ def test_other_precisions(dtype, tmp_path):
     assert made.difference == 0
 
 
+class Masking(nn.Module):
+    """Rules classes out."""
+
+    def __init__(self, value, *classes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.value = nn.Linear(2, 3), value
+        self.register_buffer("out", torch.tensor([each in classes for each in range(3)]))
+
+    def forward(self, x):
+        return self.linear(x).masked_fill(self.out, self.value)
+
+
+@pytest.mark.parametrize("classes", [(2,), (0, 1, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_may_be_infinite(kind, classes, tmp_path):
+    model = Masking(-math.inf, *classes)
+    made = hf.export(model, torch.randn(4, 2), tmp_path / f"model.{SUFFIX[kind]}")
+    assert made.difference < 1e-5
+    x = torch.randn(5, 2)
+    torch.testing.assert_close(answers(made.path, x), model(x).detach())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Masking(-math.inf, 1), Masking(math.inf, 2), Masking(0.0, 2), Masking(math.nan, 2), Masking(-math.inf)],
+)
+def test_infinite_answers_must_be_the_same(other, tmp_path, writing):
+    writing(other)
+    with pytest.raises(hf.HoldfastError, match="does not answer as the model does: it differs by inf"):
+        hf.export(Masking(-math.inf, 2), torch.randn(4, 2), tmp_path / "model.pt2")
+
+
+def test_infinite_answers_hide_no_difference_of_the_others(tmp_path, writing):
+    other = Masking(-math.inf, 2)
+    with torch.no_grad():
+        other.linear.bias[0] += 0.01
+    writing(other)
+    with pytest.raises(hf.HoldfastError, match=r"it differs by 0\.01"):
+        hf.export(Masking(-math.inf, 2), torch.randn(4, 2), tmp_path / "model.pt2")
+
+
 class Branching(nn.Module):
     def forward(self, x):
         return x * 2 if x.sum() > 0 else x
@@ -122,14 +179,9 @@ def test_a_model_that_cannot_be_exported_says_so(model, kind, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch):
+def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, writing):
     (tmp_path / "model.pt2").write_bytes(b"the last good one")
-
-    def other(x):
-        return torch.export.export(nn.Linear(2, 2), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-
-    genuine = hf.export.__globals__["_torch_file"]
-    monkeypatch.setitem(hf.export.__globals__, "_torch_file", lambda _, x, about: genuine(other(x), x, about))
+    writing(nn.Linear(2, 2))
     with pytest.raises(hf.HoldfastError, match="does not answer as the model does"):
         hf.export(nn.Linear(2, 2), torch.randn(4, 2), tmp_path / "model.pt2")
     assert (tmp_path / "model.pt2").read_bytes() == b"the last good one"

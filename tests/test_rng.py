@@ -1,4 +1,9 @@
+import os
 import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -170,6 +175,80 @@ def test_swapped_globally_restores_after_an_error():
     with pytest.raises(ZeroDivisionError), swapped_globally(owned(3)):
         torch.rand(int(1 / 0))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def in_threads(count, work):
+    """What `work(number)` returns in each of so many threads that begin together."""
+    together = Barrier(count)
+
+    def begin(number):
+        together.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+def test_threads_take_turns():
+    """Each draws what it draws alone, and whoever uses the global generator finds it where it was."""
+
+    def seeded(number):
+        with seeded_globally(number, "init"):
+            return torch.cat([torch.rand(2000) for _ in range(10)])
+
+    def swapped(own):
+        with swapped_globally(own):
+            return torch.cat([torch.rand(2000) for _ in range(10)])
+
+    def work(number):
+        own, drawn = owned(number), []
+        for _ in range(15):
+            drawn += [seeded(number), swapped(own)]
+        return drawn
+
+    before, alone = torch.get_rng_state(), [work(number) for number in range(4)]
+    for expected, drawn in zip(alone, in_threads(4, work), strict=True):
+        assert all(map(torch.equal, expected, drawn))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_blocks_nest_in_one_thread():
+    with swapped_globally(owned(1)), seeded_globally(2, "init"), swapped_globally(owned(3)):
+        assert torch.equal(torch.rand(4), torch.rand(4, generator=generator(3, "network")))
+
+
+FORKED = """
+import os, signal, threading
+from holdfast.rng import seeded_globally
+inside, done = threading.Event(), threading.Event()
+def hold():
+    with seeded_globally(0, "init"):
+        inside.set()
+        done.wait()
+holder = threading.Thread(target=hold)
+holder.start()
+inside.wait()
+child = os.fork()
+if not child:
+    signal.alarm(30)  # no orphan that waits for ever
+    with seeded_globally(1, "init"):
+        os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+holder.join()
+with seeded_globally(1, "init"):
+    if not os.fork():  # by the thread whose turn it is
+        with seeded_globally(2, "init"):
+            os._exit(8)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_waits_for_no_thread_that_is_not_there():
+    options = ["-W", "ignore::DeprecationWarning"]  # newer Pythons warn of forking with threads
+    done = subprocess.run([sys.executable, *options, "-c", FORKED], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (["7", "8"], "")
 
 
 class OnGpu:

@@ -2,8 +2,10 @@
 
 import math
 import re
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -347,6 +349,24 @@ def test_a_network_that_draws_nothing_is_left_alone_after_a_while(small, monkeyp
     monkeypatch.setattr("holdfast.training.swapped_globally", lambda *_: nullcontext(turns.append(1)))
     assert run(config(batch_size=8)).timing["steps"] > 100
     assert len(turns) == 50
+
+
+def test_runs_in_threads_have_the_results_they_have_alone(small, forgetful):
+    settings = [config("mse", model="forgetful", seed=seed) for seed in range(2)] + [config("er")]
+    before, alone = torch.get_rng_state(), [run(setting, threads=1) for setting in settings]
+    with ThreadPoolExecutor(3) as pool:
+        for first, second in zip(alone, pool.map(partial(run, threads=1), settings), strict=True):
+            assert_identical(first, second)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_that_nobody_goes_on_with_holds_nobody_up(small, forgetful):
+    settings = config("mse", model="forgetful")
+    with ThreadPoolExecutor(1) as pool, closing(train(settings, build(settings, data_root(None)), CPU)) as left:
+        for _ in range(3):
+            next(left)
+        assert_identical(pool.submit(run, settings, threads=1).result(60), run(settings, threads=1))
+        assert next(left).step == 4
 
 
 def test_threads_can_be_chosen(small):

@@ -133,6 +133,8 @@ def _open(path: Path) -> tuple[str, dict[str, Tensor]]:
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON; its tensors go into `tensors` and are referred to by name."""
     if isinstance(value, Tensor):
+        while name in tensors:  # {"a": {"b": ...}, "a.b": ...} spell alike, and so do the keys 0 and "0"
+            name += "'"
         tensors[name] = value.detach()
         return {"tensor": name}
     if value is None or isinstance(value, bool | int | str):

@@ -167,6 +167,9 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     `head` names the network's last nn.Linear ("classifier" in "mlp") and lets it grow: `partial_fit` then takes labels
     that nobody announced, on the first call and later. Without it, `classes` are fixed by the first call.
 
+    `random_state` decides everything random, dropout included, and leaves PyTorch's global generators alone. They are
+    the whole process's, so estimators in threads learn in turns: parallel fits want processes, joblib's default.
+
     Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
     """
 

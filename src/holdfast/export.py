@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -188,15 +189,30 @@ def _difference(answer: Answer, kind: str, exercises: Sequence[Exercise]) -> flo
     largest = 0.0
     for part, expected in exercises:
         for own, theirs in zip(expected, answer(part), strict=True):
-            difference = float((own.double() - theirs.double()).abs().max())
+            difference, size = _distance(own.double(), theirs.double())
             allowed = max(1e-4, 8 * torch.finfo(own.dtype).eps) if own.is_floating_point() else 0.0
-            if own.shape != theirs.shape or not difference <= allowed * max(1.0, float(own.abs().max())):
+            if not difference <= allowed * max(1.0, size):
                 raise HoldfastError(
                     f"the {kind} file does not answer as the model does: it differs by {difference:.3g} in a batch of "
                     f"{len(own)}. It was not kept."
                 )
             largest = max(largest, difference)
     return largest
+
+
+def _distance(own: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """The largest difference of finite values and the largest of these; infinite if others are not the same.
+
+    Infinity is the answer of models that rule classes out, and its difference from itself is not a number.
+    """
+    if own.shape != theirs.shape:
+        return math.inf, 0.0
+    finite = own.isfinite() & theirs.isfinite()
+    if not torch.equal(own[~finite], theirs[~finite]):
+        return math.inf, 0.0
+    if not finite.any():
+        return 0.0, 0.0
+    return float((own - theirs)[finite].abs().max()), float(own[finite].abs().max())
 
 
 def _torch_answers(file: Path) -> Answer:

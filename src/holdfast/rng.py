@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -24,6 +26,19 @@ __all__ = [
     "seeded_globally",
     "swapped_globally",
 ]
+
+_turn = RLock()
+"""Held by the thread that has put something in the place of PyTorch's global generators: the process has one set."""
+
+
+def _forget_turn() -> None:
+    """In a forked process, threads that held the lock are gone and will never let go of it."""
+    global _turn
+    _turn = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_turn)
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -91,17 +106,19 @@ def own_generators(seed: int, name: str, device: torch.device) -> dict[str, torc
 def swapped_globally(own: dict[str, torch.Generator]) -> Iterator[None]:
     """Inside the block, draws from PyTorch's global generators are draws from `own`; the global ones do not move.
 
-    Inside, `own` hold the global generators' states in turn.
+    Inside, `own` hold the global generators' states in turn. Threads take turns in such blocks, and in those of
+    `seeded_globally`; so a block must not wait for another thread that wants one.
     """
-    # Those of the devices that `own` are on, whichever GPU is the current one by now.
-    pairs = [(global_generators(each.device)[kind], each) for kind, each in own.items()]
-    for pair in pairs:
-        _exchange(*pair)
-    try:
-        yield
-    finally:
+    with _turn:
+        # Those of the devices that `own` are on, whichever GPU is the current one by now.
+        pairs = [(global_generators(each.device)[kind], each) for kind, each in own.items()]
         for pair in pairs:
             _exchange(*pair)
+        try:
+            yield
+        finally:
+            for pair in pairs:
+                _exchange(*pair)
 
 
 def _exchange(a: torch.Generator, b: torch.Generator) -> None:
@@ -135,9 +152,9 @@ def seeded_globally(seed: int, name: str) -> Iterator[None]:
     """Seed torch's global CPU generator inside the block only.
 
     PyTorch's layer initialisation takes no generator, so network construction needs the global one; the
-    caller's global state is untouched afterwards.
+    caller's global state is untouched afterwards. Threads take turns, as in `swapped_globally`.
     """
-    with torch.random.fork_rng(devices=[]):
+    with _turn, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reseed the GPUs' generators as well, which nobody restores.
         torch.default_generator.manual_seed(derive_seed(seed, name))
         yield

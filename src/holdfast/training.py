@@ -85,7 +85,8 @@ def _secluded(
     """The same steps, with generators of the run's own in the place of PyTorch's global ones while one is made.
 
     Layers such as dropout draw from those, and so may whatever happens between two steps: another run's, for instance.
-    Swapping them takes time, so it ends after `WATCHED` steps if none of them drew.
+    Swapping them takes time, so it ends after `WATCHED` steps if none of them drew. Runs in several threads take turns
+    as long as it is done: for a step each, never from one to the next, since nobody may ever ask for the next.
     """
     own, taken = own_generators(seed, "network", device), 0
     beginning = {kind: each.get_state() for kind, each in own.items()}
@@ -203,7 +204,8 @@ def run(
 
     What the network draws from PyTorch's global generators, for dropout for instance, is decided by the seed as well;
     whoever else uses them finds them where they were. Only a network that draws nothing in its first 50 steps, and does
-    so later, draws from wherever they are then.
+    so later, draws from wherever they are then. Runs in threads of one process each have the result they have alone;
+    their steps take turns, all of them if a network draws and the first 50 of each if not.
 
     `benchmark` is built from `config` and the data root `data` if it is not given.
     `threads` are torch's CPU threads; by default 1 for the small MLP, whose products are too small to share, and

@@ -1,13 +1,16 @@
 """Heads that grow: as if the new outputs had always been there, without a gradient until now."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import holdfast as hf
 from holdfast.buffer import Reservoir
-from holdfast.errors import UsageError
+from holdfast.errors import StorageError, UsageError
 from holdfast.learners import PlainSgd, Sgd
 from holdfast.learners.growing import Head
 from holdfast.rng import generator
@@ -53,7 +56,7 @@ def test_optimisers_go_on_as_if_the_outputs_had_always_been_there(name, bias):
         descend(small, ours, 2, step)
         descend(large, reference, 2, step)
     before = [parameter.detach().clone() for parameter in small.parameters()]
-    Head(small, "").grow(5, ours, torch.Generator().manual_seed(0))
+    Head(small, "", ours).growth(5, ours, torch.Generator().manual_seed(0))()
     assert small.out_features == 5
     for old, new, theirs in zip(before, small.parameters(), large.parameters(), strict=True):
         assert torch.equal(old, new[:2])
@@ -79,7 +82,7 @@ def test_a_scheduler_and_hooks_of_the_optimiser_notice_nothing():
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
     descend(model, optimizer, 2, 0)
     scheduler.step()
-    Head(model, "").grow(3, optimizer, torch.Generator())
+    Head(model, "", optimizer).growth(3, optimizer, torch.Generator())()
     assert len(steps) == 1
     descend(model, optimizer, 3, 1)
     scheduler.step()
@@ -91,7 +94,8 @@ def test_a_scheduler_and_hooks_of_the_optimiser_notice_nothing():
 def test_new_rows_are_as_in_a_new_layer():
     """Uniform within 1/sqrt(inputs), as torch's own; weights and biases."""
     ours = nn.Linear(25, 1)
-    Head(ours, "").grow(4001, PlainSgd(ours.parameters(), 0.1), generator(0, "head"))
+    optimizer = PlainSgd(ours.parameters(), 0.1)
+    Head(ours, "", optimizer).growth(4001, optimizer, generator(0, "head"))()
     theirs = nn.Linear(25, 4000)
     for mine, torchs in ((ours.weight[1:], theirs.weight), (ours.bias[1:], theirs.bias)):
         assert mine.abs().max() <= 0.2
@@ -268,9 +272,132 @@ def test_what_cannot_be_a_head():
         make(head="body.0").observe(*next(stream(1)))
     with pytest.raises(UsageError, match="belong to cross-entropy"):
         make(loss=F.mse_loss)
-    model = Net(2)
-    nn.utils.parametrizations.weight_norm(model.classifier)
-    with pytest.raises(UsageError, match="'classifier' is computed from other parameters"):
-        Head(model, "classifier")
-    with pytest.raises(UsageError, match="object has no param_groups"):
-        Head(Net(2), "classifier").grow(3, object(), torch.Generator())
+    for part, parametrize in (("weight", weight_norm), ("bias", partial(weight_norm, name="bias"))):
+        model = Net(2)
+        parametrize(model.classifier)
+        with pytest.raises(UsageError, match=f"the {part} of 'classifier' is computed from other parameters"):
+            Head(model, "classifier", PlainSgd(model.parameters(), 0.1))
+
+
+class Bare:
+    """The least that can be an optimiser."""
+
+    def __init__(self, parameters, lr):
+        self.parameters = list(parameters)
+
+    def zero_grad(self):
+        for each in self.parameters:
+            each.grad = None
+
+    def step(self):
+        pass
+
+
+def test_an_optimiser_whose_parameters_cannot_be_replaced_is_refused_at_once():
+    with pytest.raises(UsageError, match="Bare has no param_groups in which a grown head could"):
+        make(make_optimizer=Bare)
+    make(make_optimizer=Bare, head=None).observe(*next(stream(1)))
+
+
+class Scaled(torch.optim.SGD):
+    """With an attribute of its own, which copying one of torch.optim leaves out."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr, momentum=0.9)
+        self.scale = 1.0
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.grad.mul_(self.scale)
+        return super().step(closure)
+
+
+def test_an_optimiser_with_attributes_of_its_own_goes_on():
+    scaled, usual = (make(make_optimizer=each) for each in (Scaled, partial(torch.optim.SGD, momentum=0.9)))
+    for x, y in stream():
+        assert scaled.observe(x, y) == usual.observe(x, y)
+    assert scaled.head.outputs == 5
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Leaves the steps to another optimiser, whose step must not be made while a head grows."""
+
+    def __init__(self, parameters, lr):
+        self.inner = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+class Late(torch.optim.SGD):
+    """Keeps something for which a first step has no beginning."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                state = self.state[each]
+                state["count"] = state.get("count", 0) + 1
+                if state["count"] > 1:
+                    state["mean"] = torch.zeros_like(each)
+
+
+class Choosy(Scaled):
+    """Steps for a parameter it knows only."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.known = [each for group in self.param_groups for each in group["params"]]
+
+    def step(self, closure=None):
+        if len(self.param_groups[0]["params"]) != len(self.known):
+            raise ArithmeticError("who is this?")
+        super().step(closure)
+
+
+def everything(learner):
+    parts = learner.optimizer.param_groups[0]["params"]
+    held = [list(map(id, each)) for each in (parts, learner.model.parameters(), learner.optimizer.state)]
+    layer = learner.model.classifier
+    return held, layer.out_features, layer.weight.shape, learner.class_weights.tolist()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [(Wrapping, "nothing says how its momentum_buffer begins"), (Late, "its mean begins"), (Choosy, "who is this")],
+)
+def test_a_learner_that_cannot_grow_stays_as_it_was(optimizer, says, tmp_path):
+    learner, other = (make(make_optimizer=optimizer, class_weights=[1, 2]) for _ in range(2))
+    small, labels = next(stream(1)), torch.full((8,), 3)
+    for each in (learner, other):
+        for _ in range(3):
+            each.observe(*small)
+    before = everything(learner)
+    learner.save(tmp_path / "before")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f"type {optimizer.__name__} would keep .*{says}.* as many outputs as"):
+            learner.observe(small[0], labels)
+    assert everything(learner) == before
+    learner.save(tmp_path / "after")
+    assert (tmp_path / "after").read_bytes() == (tmp_path / "before").read_bytes()
+    for _ in range(3):
+        assert learner.observe(*small) == other.observe(*small)
+
+
+def test_a_buffer_that_cannot_widen_leaves_the_head_as_it_was(monkeypatch):
+    learner = make(make_optimizer=Scaled, class_weights=[1, 2])
+    small = next(stream(1))
+    learner.observe(*small)
+    before = everything(learner)
+
+    def full(self, outputs):
+        raise StorageError("no space")
+
+    monkeypatch.setattr(Reservoir, "widen", full)
+    with pytest.raises(StorageError):
+        learner.grow(5)
+    assert everything(learner) == before
+    learner.observe(*small)

@@ -342,6 +342,72 @@ def test_a_batchnorm_called_several_times_only_later():
         forward(randn(12, 3), [4, 4, 4])
 
 
+class TimeMajor(nn.Module):
+    """Gives its BatchNorm all steps of (B, T, C, ...) as rows, the first step of every sequence first."""
+
+    def __init__(self, kind, options):
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(3, 3), kind(3, **options), nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        out = self.norm(x.reshape(-1, *x.shape[2:])).view_as(x).mean(0)
+        return self.drop(self.linear(out.flatten(2).mean(2) if out.dim() > 2 else out))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 3, 4), (6, 6)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_not_the_samples(kind, sizes, options):
+    kind, shape = KINDS[kind]
+    with seeded_globally(0, "init"):
+        plain = prepared(TimeMajor(kind, OPTIONS[options]).double())
+    fused = group_batchnorm(copy.deepcopy(plain))
+    forward = GroupedForward(fused)
+    for step in range(2):
+        x = randn(12, 5, 3, *shape, seed=step)
+        x[4:] += 10
+        results = []
+        for model, passes in ((plain, lambda x: separate(plain, x, sizes)), (fused, lambda x: forward(x, sizes))):
+            with seeded_globally(step, "dropout"):
+                outputs = passes(x)
+            model.zero_grad()
+            torch.cat(outputs).square().sum().backward()
+            gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+            results.append((outputs, gradients, dict(model.named_buffers())))
+        torch.testing.assert_close(results[1], results[0])
+    assert not forward.fused
+
+
+def test_rows_that_are_not_the_samples_in_evaluation_mode():
+    """Without running statistics it mixes even then; with them it cannot, so that nothing is decided."""
+    for options, fused in (({}, True), ({"track_running_stats": False}, False)):
+        plain = TimeMajor(nn.BatchNorm1d, options).double().eval()
+        forward = GroupedForward(group_batchnorm(copy.deepcopy(plain)))
+        x = randn(12, 5, 3)
+        torch.testing.assert_close(forward(x, [4, 4, 4]), separate(plain, x, [4, 4, 4]))
+        assert forward.fused == fused
+
+
+def test_rows_that_are_not_the_samples_only_later():
+    forward = GroupedForward(group_batchnorm(TimeMajor(nn.BatchNorm1d, {}).double()))
+    forward(randn(12, 1, 3), [4, 4, 4])
+    with pytest.raises(UsageError, match=r"given other rows than one per sample .* without group_batchnorm"):
+        forward(randn(12, 5, 3), [4, 4, 4])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
+def test_rows_that_are_not_the_samples_in_a_compiled_model():
+    plain = TimeMajor(nn.BatchNorm1d, {}).double()
+    plain.drop = nn.Identity()
+    fused = group_batchnorm(copy.deepcopy(plain))
+    forward, x = GroupedForward(fused), randn(12, 5, 3)
+    x[4:] += 10
+    network = torch.compile(fused, backend="eager", dynamic=False, fullgraph=True)
+    torch.testing.assert_close(forward(x, [4, 4, 4], network), separate(plain, x, [4, 4, 4]))
+    assert not forward.fused
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
 def test_counting_calls_does_not_compile_anew():
     model = group_batchnorm(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).double())
@@ -352,6 +418,11 @@ def test_counting_calls_does_not_compile_anew():
         x = randn(12, 3, seed=step)
         torch.testing.assert_close(forward(x, [4, 4, 4], network), separate(plain, x, [4, 4, 4]))
     assert len(graphs) == 1
+    for norm in (model[0], model[2]):  # they count as well
+        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+    for step in range(4):
+        forward(randn(12, 3, seed=step), [4, 4, 4], network)
+    assert len(graphs) == 2
     twice = group_batchnorm(Twice().double())
     forward = GroupedForward(twice)
     forward(x, [4, 4, 4], torch.compile(twice, backend="eager", dynamic=False))

@@ -182,17 +182,22 @@ def test_damaged_and_foreign_files_are_named_and_skipped(stored, tmp_path):
     (folder / "cut.json").write_text('{"config": {')
     other = json.loads(next(folder.glob("*/result.json")).read_text())
     (folder / "old.json").write_text(json.dumps({**other, "protocol": 0}))
+    for name, other_shape in (("task_il_matrix", [[1.0] * 99]), ("untrained", [1.0] * 99), ("accuracy_matrix", [])):
+        (folder / f"{name}.json").write_text(json.dumps({**other, name: other_shape}))
     odd = make(run("er").config, square(80.0))
     odd.matrix.mul_(3)
     save(odd, folder)
     results = gather([folder])
     assert len(results) == len(PAPER)
-    assert len(results.skipped) == 4
+    assert len(results.skipped) == 7
     text = " ".join(Page(render_report(results)).all("section", id="skipped")[0]["text"].split())
     for reason in (
         "notes.json: not a result",
         "cut.json: damaged",
         "old.json: of protocol 0",
+        "task_il_matrix.json: damaged: ValueError: its matrices are not of one shape",
+        "untrained.json: damaged: ValueError: its matrices are not of one shape",
+        "accuracy_matrix.json: damaged: ValueError: accuracy_matrix is no table",
         "not a table of percentages",
     ):
         assert reason in text

@@ -21,7 +21,7 @@ from holdfast.analysis.calibration import Calibration, calibration
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, SEVERITIES
 from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
-from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness_of
+from holdfast.analysis.robustness import Robustness, robustness_of
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
 from holdfast.benchmarks import Benchmark, build, load
 from holdfast.config import WITHOUT_BUFFER, RunConfig
@@ -252,7 +252,7 @@ def with_robustness(
             [name for name in corruptions if not (grey and name == GREY_HAS_NO)],
             severities,
             progress=progress,
-            published=root if config.benchmark == "seq-cifar10" and PublishedCorruptions.find(root) else None,
+            published=root if config.benchmark == "seq-cifar10" else None,
         )
         for number, one in zip(numbers, found, strict=True):
             done[number] = replace(runs[number], robustness=one)

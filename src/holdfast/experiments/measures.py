@@ -44,7 +44,7 @@ class Measure:
 
     def of(self, stored: Stored) -> float:
         """The number; NaN where the run does not define it or what it needs was not kept."""
-        return stored.measures.get(self.name, nan) if self.name in stored.measures else self.compute(stored)
+        return stored.measures[self.name] if self.name in stored.measures else self.compute(stored)
 
 
 MEASURES: Registry[Measure] = Registry("measure")

@@ -150,7 +150,7 @@ class Learner:
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
                 "Give the head as many outputs as there will be classes."
             )
-        self.head = None if head is None else Head(self.model, head)
+        self.head = None if head is None else Head(self.model, head, optimizer)
         self._outputs: int | None = None
         """How many outputs the model had when last seen."""
         self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
@@ -256,13 +256,15 @@ class Learner:
         before = self.head.outputs
         if outputs <= before:
             return
-        if self.buffer is not None:
-            self.buffer.widen(outputs)  # first, as a full disk may prevent it
         # A generator of its own, made from how far the head has grown: nothing more to save.
-        self.head.grow(outputs, self.optimizer, seeded_generator(self.seed, f"head {before}"))
-        if self.class_weights is not None and len(self.class_weights) < outputs:
-            more = self.class_weights.new_ones(outputs - len(self.class_weights))
-            self.class_weights = torch.cat([self.class_weights, more])
+        grow = self.head.growth(outputs, self.optimizer, seeded_generator(self.seed, f"head {before}"))
+        weights = self.class_weights
+        if weights is not None and len(weights) < outputs:
+            weights = torch.cat([weights, weights.new_ones(outputs - len(weights))])
+        if self.buffer is not None:
+            self.buffer.widen(outputs)  # a full disk may prevent it, and then nothing has grown
+        grow()
+        self.class_weights = weights
 
     def check_labels(self, y: Tensor, logits: Tensor) -> None:
         """Labels must name one of the model's outputs; what the forward pass moved is put back if they do not."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from copy import copy
+from collections.abc import Callable
+from copy import deepcopy
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import UsageError
 from holdfast.learners.descent import Optimizer, PlainSgd
@@ -21,16 +21,16 @@ __all__ = ["Head"]
 class Head:
     """The nn.Linear of a model that gives its outputs."""
 
-    def __init__(self, model: nn.Module, name: str) -> None:
-        """`name` is the layer's as in `model.named_modules()`."""
+    def __init__(self, model: nn.Module, name: str, optimizer: Optimizer) -> None:
+        """`name` is the layer's as in `model.named_modules()`; the optimiser must be one that can take new weights."""
         layers = {each: layer for each, layer in model.named_modules() if isinstance(layer, nn.Linear)}
         if name not in layers:
             raise unknown_name("head (an nn.Linear of the model)", name, list(layers))
-        if isinstance(model, DistributedDataParallel):
-            raise UsageError("the head of a model in DistributedDataParallel cannot grow: DDP keeps its first weights.")
         self.name, self.layer = name, layers[name]
-        if "weight" not in self.layer._parameters:
-            raise UsageError(f"the weight of '{name}' is computed from other parameters, so that it cannot grow.")
+        for part in ("weight", "bias"):
+            if part not in self.layer._parameters:
+                raise UsageError(f"the {part} of '{name}' is computed from other parameters, so that it cannot grow.")
+        _groups(optimizer)
 
     @property
     def outputs(self) -> int:
@@ -41,43 +41,70 @@ class Head:
         """The layer's own, by their names in the model."""
         return {f"{self.name}.{name}": each for name, each in self.layer.named_parameters(recurse=False)}
 
-    def grow(self, outputs: int, optimizer: Optimizer, generator: torch.Generator) -> None:
-        """Add outputs until there are so many. Old ones stay as they are, new ones begin as in a new nn.Linear."""
+    def growth(self, outputs: int, optimizer: Optimizer, generator: torch.Generator) -> Callable[[], None]:
+        """A function that adds outputs until there are so many: old ones stay, new ones begin as in a new nn.Linear.
+
+        Whatever can fail does so here, where nothing has changed yet.
+        """
         bound = self.layer.in_features**-0.5  # what nn.Linear begins with, weights and biases
-        for name, old in list(self.layer.named_parameters(recurse=False)):
+        groups, states = _groups(optimizer), getattr(optimizer, "state", {})
+        made = []
+        for name, old in self.layer.named_parameters(recurse=False):
             rows = torch.empty(outputs - len(old), *old.shape[1:]).uniform_(-bound, bound, generator=generator)
             new = nn.Parameter(torch.cat([old.detach(), rows.to(old)]), requires_grad=old.requires_grad)
-            setattr(self.layer, name, new)
-            _swap(optimizer, old, new)
-        self.layer.out_features = outputs
+            made.append((name, old, new, _state(optimizer, groups, old, new)))
+
+        def grow() -> None:
+            for name, old, new, state in made:
+                setattr(self.layer, name, new)
+                for group in groups:
+                    group["params"][:] = [new if each is old else each for each in group["params"]]
+                states.pop(old, None)
+                if state:
+                    states[new] = state
+            self.layer.out_features = outputs
+
+        return grow
 
 
-def _swap(optimizer: Any, old: nn.Parameter, new: nn.Parameter) -> None:
-    """Let the optimiser go on with `new` where it was with `old`."""
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Where the optimiser keeps its parameters, each time a list in "params"."""
     if isinstance(optimizer, PlainSgd):
-        optimizer.parameters[:] = [new if each is old else each for each in optimizer.parameters]
-        return
+        return [{"params": optimizer.parameters}]
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
             f"an optimiser of type {type(optimizer).__name__} has no param_groups in which a grown head could take its "
             "old place; use one of torch.optim."
         )
-    for group in optimizer.param_groups:
-        if any(each is old for each in group["params"]):
-            group["params"][:] = [new if each is old else each for each in group["params"]]
-            if kept := optimizer.state.pop(old, None):
-                optimizer.state[new] = _extended(kept, _beginning(optimizer, group, new))
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    return groups
+
+
+def _state(optimizer: Any, groups: list[dict[str, Any]], old: nn.Parameter, new: nn.Parameter) -> dict[str, Any]:
+    """What the optimiser is to keep for `new`, to go on where it was with `old`; empty if it keeps nothing."""
+    kept = getattr(optimizer, "state", {}).get(old)
+    group = next((group for group in groups if any(each is old for each in group["params"])), None)
+    if not kept or group is None:
+        return {}
+    try:
+        return _extended(kept, _beginning(optimizer, group, new), old)
+    except Exception as error:  # an optimiser may be anybody's, and do anything
+        raise UsageError(
+            f"the head cannot grow: what an optimiser of type {type(optimizer).__name__} would keep for a new "
+            f"parameter could not be found out ({type(error).__name__}: {error}). Use one of torch.optim, or give the "
+            "head as many outputs as there will be classes."
+        ) from error
 
 
 def _beginning(optimizer: Any, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
     """What the optimiser would keep for a new parameter: not always zeros, in Rprop for instance a step size.
 
-    Found by a copy of the optimiser that makes one step of a parameter and a gradient of zeros.
+    Found by a twin of the optimiser that makes one step of a parameter and a gradient of zeros.
     """
     stand_in = nn.Parameter(torch.zeros_like(like))
     stand_in.grad = torch.zeros_like(like)
-    alone = group | {"params": [stand_in]}
-    twin = copy(optimizer)
+    alone = {name: deepcopy(value) for name, value in group.items() if name != "params"} | {"params": [stand_in]}
+    twin = _twin(optimizer)
     twin.state, twin.param_groups = defaultdict(dict), [alone]
     try:
         twin.step()
@@ -88,11 +115,26 @@ def _beginning(optimizer: Any, group: dict[str, Any], like: Tensor) -> dict[str,
     return beginning
 
 
-def _extended(kept: dict[str, Any], beginning: dict[str, Any]) -> dict[str, Any]:
+def _twin(optimizer: Any) -> Any:
+    """An optimiser with the attributes of this one, but for what it keeps of parameters, and nobody who listens.
+
+    Not made by `copy`: torch.optim leaves out what a subclass adds. All is copied, since an attribute may be another
+    optimiser, whose steps would move the model. `step` may be a scheduler's, which calls the original.
+    """
+    twin = object.__new__(type(optimizer))
+    own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups", "step")}
+    own = {name: type(value)() if name.endswith("_hooks") else value for name, value in own.items()}
+    vars(twin).update(deepcopy(own, {id(optimizer): twin}))
+    return twin
+
+
+def _extended(kept: dict[str, Any], beginning: dict[str, Any], old: Tensor) -> dict[str, Any]:
     """`kept`, with rows from `beginning` added to what has a row per output; all else, such as a count, as it is."""
     extended = dict(kept)
     for name, value in kept.items():
         start = beginning.get(name)
         if isinstance(value, Tensor) and isinstance(start, Tensor) and value.shape != start.shape:
             extended[name] = torch.cat([value, start[len(value) :]])
+        elif isinstance(value, Tensor) and value.shape == old.shape and not isinstance(start, Tensor):
+            raise ValueError(f"nothing says how its {name} begins")
     return extended

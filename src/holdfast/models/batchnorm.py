@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ class _Groups:
 
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
+        self.rows = 0
+        """Their sum."""
+        self.strayed = False
+        """Whether a BatchNorm was given other rows than one per sample, which no size of a minibatch tells apart."""
 
 
 class _Normalize(torch.autograd.Function):
@@ -101,6 +106,9 @@ class GroupedBatchNorm(_BatchNorm):
         if len(sizes) < 2 or not (self.training or self.running_mean is None):  # statistics come from the batch
             return super().forward(input)
         self.calls += 1
+        if input.shape[0] != self.groups.rows:
+            self.groups.strayed = True
+            return super().forward(input)  # what it gives does not matter: `GroupedForward` takes the pass back
         if len(set(sizes)) == 1 and input[0, 0].numel() * sizes[0] > 1:  # one value has no variance: let torch say so
             return self._forward_equal(input, len(sizes))
         return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
@@ -136,7 +144,9 @@ def group_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every BatchNorm in `model` by a grouped one that shares its parameters and buffers; returns the model.
 
     Called twice, it changes nothing the second time. Works on models from anywhere; one with a LazyBatchNorm must have
-    seen a minibatch before.
+    seen a minibatch before. The rows that reach a BatchNorm must be the samples in their order. A model that gives it
+    another number of rows, for instance every frame of a sequence as one, gets separate passes. One that gives it as
+    many in another order is not noticed and would mix the minibatches: leave that one as it is.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and any(map(is_lazy, [*module.parameters(), *module.buffers()])):
@@ -170,24 +180,25 @@ class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
     One fused pass where that equals separate passes: in models whose BatchNorms are all grouped or frozen in evaluation
-    mode, or that have none. Models with ordinary BatchNorm get one pass per minibatch, and so do those that call a
-    grouped one several times a pass, which the first pass shows: running statistics would be updated in another order.
+    mode, or that have none. Models with ordinary BatchNorm get one pass per minibatch. So do two kinds of which the
+    first pass tells: those that call a grouped one several times a pass, where running statistics would be updated in
+    another order, and those that give it other rows than one per sample.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.ordinary = [norm for norm in norms if not isinstance(norm, GroupedBatchNorm)]
+        self.grouped = [norm for norm in norms if isinstance(norm, GroupedBatchNorm)]
         # Several where the model was put together from parts that had been converted one by one.
-        self.groups = {norm.groups for norm in norms if isinstance(norm, GroupedBatchNorm)}
-        self.tracking = [norm for norm in norms if isinstance(norm, GroupedBatchNorm) and norm.track_running_stats]
-        self._once: bool | None = None
-        """Whether none of these is called more than once a pass; None as long as there was no pass to tell."""
+        self.groups = {norm.groups for norm in self.grouped}
+        self._fusible: bool | None = None
+        """Whether the model is of neither of these kinds; None as long as there was no pass to tell."""
 
     @property
     def fused(self) -> bool:
         """Whether one pass does; asked every time, since a part of a model may be frozen or thawed on the way."""
-        return self._once is not False and all(map(_frozen, self.ordinary))
+        return self._fusible is not False and all(map(_frozen, self.ordinary))
 
     def __call__(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
         """The outputs of the minibatches of these `sizes` that are concatenated in `x`.
@@ -197,28 +208,36 @@ class GroupedForward:
         network = self.model if network is None else network
         if not self.fused:
             return [network(part) for part in split(x, sizes)]
-        telling = self._once is None and any(norm.training for norm in self.tracking)
+        telling = self._fusible is None and any(norm.training or norm.running_mean is None for norm in self.grouped)
         undo = self._remember() if telling else None
         outputs = self._pass(x, sizes, network)
-        if repeated := [norm for norm in self.tracking if norm.calls > 1]:
+        if fault := self._fault():
             if undo is None:
-                name = next(name for name, module in self.model.named_modules() if module is repeated[0])
                 raise UsageError(
-                    f"the BatchNorm {name} is called several times in this pass, but was not in the "
-                    "first: use the model without group_batchnorm."
+                    f"{fault} in this pass, but was not in the first: use the model without group_batchnorm."
                 )
             undo()
-            self._once = False
+            self._fusible = False
             return [network(part) for part in split(x, sizes)]
-        self._once = self._once or telling or None
+        self._fusible = self._fusible or telling or None
         return outputs
+
+    def _fault(self) -> str | None:
+        """What in the last pass was not as in separate ones."""
+        if any(groups.strayed for groups in self.groups):
+            return "a BatchNorm is given other rows than one per sample"
+        for norm in self.grouped:
+            if norm.calls > 1 and norm.track_running_stats:
+                name = next(name for name, module in self.model.named_modules() if module is norm)
+                return f"the BatchNorm {name} is called several times"
+        return None
 
     def _pass(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor]) -> list[Tensor]:
         """One pass for all minibatches."""
-        for norm in self.tracking:
+        for norm in self.grouped:
             norm.calls = 0
         for groups in self.groups:
-            groups.sizes = tuple(sizes)
+            groups.sizes, groups.rows, groups.strayed = tuple(sizes), sum(sizes), False
         try:
             return list(torch.split(network(x), list(sizes)))
         finally:
@@ -228,7 +247,7 @@ class GroupedForward:
     def _remember(self) -> Callable[[], None]:
         """A function that takes back what a pass moves: the model's buffers and what dropout drew."""
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        device = kept[0][0].device
+        device = next(chain(self.model.buffers(), self.model.parameters()), torch.empty(0)).device
         states = global_state(device)
 
         def undo() -> None:
