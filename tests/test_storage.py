@@ -84,6 +84,33 @@ def test_draws_and_contents_are_those_of_device_memory(folder, place, capacity, 
         assert_same(one.contents(), other.contents())
 
 
+def offset(x):
+    """The same numbers, beginning anywhere in the memory of another tensor."""
+    return torch.cat([x.new_zeros(3), x.flatten()])[3:].view(x.shape)
+
+
+def strided(x):
+    """The same numbers, each row among others."""
+    return torch.stack([x, x], dim=x.dim())[..., 0]
+
+
+def transposed(x):
+    """The same numbers, column by column."""
+    return x.reshape(len(x), -1).T.contiguous().T.view(x.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("form", [offset, strided, transposed, torch.conj], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("place", ["device", "host", "folder"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_where_a_minibatch_is_in_memory_makes_no_difference(folder, place, form, dtype, rows):
+    x = IMAGES[:rows].view(rows, 24).to(dtype)
+    y = IMAGES[:rows, 0, 0, 0].to(dtype)
+    buffer = make(folder if place == "folder" else place)
+    buffer.add(form(x), form(y), form(x))
+    assert_same(buffer.contents(), (x, y, x))
+
+
 @pytest.mark.parametrize("window", [1, 24, 200, 10_000])
 def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch, window):
     """However small it is, everything is found."""

@@ -564,4 +564,7 @@ def _words(rows: Tensor) -> Tensor:
     size = prod(rows.shape[1:])
     if rows.dtype != torch.uint8 or size % 8:
         return rows
-    return rows.contiguous().view(len(rows), size).view(torch.int64)
+    whole = rows.contiguous()
+    if whole.storage_offset() % 8:  # a view that begins within a word
+        whole = whole.clone()
+    return whole.view(len(rows), size).view(torch.int64)
