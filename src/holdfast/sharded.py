@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer import Draw, Reservoir
+from holdfast.buffer import Draw, Reservoir, distinct
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, leaves, outline
 from holdfast.ranks import Ranks, to_device
@@ -122,10 +122,11 @@ class ShardedReservoir(Reservoir):
                 raise UsageError(f"at least 1 sample must be drawn, not {n}.")
             meeting.count, meeting.form = n, f"a draw after {self.offered} samples"
         wanted = torch.tensor(meeting.counts).clamp(max=self.stored)
-        # One permutation, dealt to the ranks in order and begun anew where they want more than it has: a rank's part
-        # is no longer than the permutation, so it is distinct, and of uniform distribution wherever it begins.
-        order = torch.randperm(self.stored, generator=self.generator)
-        chosen = order[torch.arange(int(wanted.sum())) % self.stored]
+        # One sequence of distinct samples, dealt to the ranks in order. Where they want more than there is, it is a
+        # permutation, begun anew: a rank's part is no longer than that, so it is distinct, and of uniform distribution
+        # wherever it begins.
+        order = distinct(self.stored, total := int(wanted.sum()), self.generator)
+        chosen = order[torch.arange(total) % len(order)]
         return self._draw(self._get(chosen, self._each_rank(wanted)))
 
     def contents(self) -> Draw:
