@@ -135,8 +135,11 @@ class ConsistencyReplay(Learner):
     def forward_groups(self, *inputs: Nested) -> list[Tensor]:
         """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
         views = self.augment(concat(inputs))
-        with self.autocast():
-            return self.groups(views, [rows(part) for part in inputs], self.network)
+        try:
+            with self.autocast():
+                return self.groups(views, [rows(part) for part in inputs], self.network)
+        except UsageError as error:
+            self.refuse(error)
 
     def objective(self, outputs: list[Tensor], y: Nested, past: Tensor, labels: Nested) -> tuple[Losses, Tensor]:
         """The loss with its terms, and the logits of the minibatch.
@@ -154,11 +157,12 @@ class ConsistencyReplay(Learner):
         """The stored logits; the model must still have as many outputs as when they were made."""
         assert stored is not None
         if logits.shape != stored.shape:
-            self.take_back()
             now, then = ("x".join(map(str, each.shape[1:])) for each in (logits, stored))
-            raise UsageError(
-                f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after "
-                'changing the head, or let the learner change it, with head="classifier" or what its name is.'
+            self.refuse(
+                UsageError(
+                    f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner "
+                    'after changing the head, or let the learner change it, with head="classifier" or what its name is.'
+                )
             )
         return stored
 
