@@ -118,11 +118,21 @@ class Reservoir:
         return min(self.offered, self.capacity)
 
     def check(self, x: Nested, y: Nested) -> None:
-        """Raise if samples like these do not fit those in the buffer, or a disk is too full for them."""
+        """Raise if samples like these, logits aside, do not fit the buffer, or a disk is too full for them."""
+        batch = leaves(x, "x") | leaves(y, "y")
         if self._columns:
-            batch = leaves(x, "x") | leaves(y, "y")
             self._check(batch, [name for name in self._names if name != "logits"])
             self._storage.reserve(next(iter(batch.values())).shape[0])
+        else:
+            self._storage.expect(batch, aside=["logits"])
+
+    def check_whole(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Raise if samples like these, with these logits or with none, do not fit the buffer."""
+        batch = leaves(x, "x") | leaves(y, "y") | ({} if logits is None else {"logits": logits})
+        if self._columns:
+            self._check(batch, self._names)
+        else:
+            self._storage.expect(batch)
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""

@@ -285,6 +285,14 @@ class Learner:
                 self.refuse(error)
             self._outputs = outputs
 
+    def check_offer(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """The buffer must take what this step will offer: asked before its first samples, when nothing stored tells."""
+        if self.validate and self.buffer is not None:
+            try:
+                self.buffer.check_whole(x, y, logits)
+            except HoldfastError as error:
+                self.refuse(error)
+
     def refuse(self, error: HoldfastError) -> NoReturn:
         """Raise `error` between the forward pass and `descend`, with what the forward pass moved put back.
 

@@ -118,6 +118,7 @@ class ConsistencyReplay(Learner):
         if not self.buffer.stored:
             logits = self.forward(self.augment(x))
             self.check_labels(y, logits)
+            self.check_offer(x, y, logits)
             loss = self.criterion(logits, y)
             losses = Losses(loss, loss, self._zero, self._zero)
         else:
@@ -155,7 +156,13 @@ class ConsistencyReplay(Learner):
 
     def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:
         """The stored logits; the model must still have as many outputs as when they were made."""
-        assert stored is not None
+        if stored is None:
+            self.refuse(
+                UsageError(
+                    "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
+                    "give this learner a buffer of its own."
+                )
+            )
         if logits.shape != stored.shape:
             now, then = ("x".join(map(str, each.shape[1:])) for each in (logits, stored))
             self.refuse(

@@ -95,8 +95,12 @@ class ExperienceReplay(Learner):
         """One step on the minibatch and a draw from the buffer; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         inputs, targets, observed = x, y, rows(y)
-        if self.buffer.stored:
+        if not self.buffer.stored:
+            self.check_offer(x, y)
+        else:
             drawn = self.buffer.sample(self.replay_size or observed)
+            if drawn.logits is not None:  # of another learner, in a folder it left
+                self.check_offer(x, y)
             inputs, targets = concat([x, drawn.x]), concat([y, drawn.y])
         outputs = self.forward(self.augment(inputs))
         self.check_labels(y, outputs)
