@@ -24,7 +24,7 @@ from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners import checks, fitting
 from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
-from holdfast.nested import Nested, rows, transform
+from holdfast.nested import Nested, leaves, rows, transform
 from holdfast.ranks import Ranks
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
@@ -77,10 +77,10 @@ class Learner:
 
     What all of them take:
 
-    `augment` turns inputs as they are stored into what the network sees. `loss`, a function (outputs, targets) -> mean
-    over samples, replaces cross-entropy; targets are then whatever it understands, with one row per sample: numbers
-    for a regression, masks, dicts of tensors. `class_weights` are cross-entropy's, one positive number per class.
-    `clip` limits the norm of the gradient of all that the optimiser updates. `scheduler`, any of
+    `augment` turns inputs as they are stored into what the network sees, in new tensors. `loss`, a function (outputs,
+    targets) -> mean over samples, replaces cross-entropy; targets are then whatever it understands, with one row per
+    sample: numbers for a regression, masks, dicts of tensors. `class_weights` are cross-entropy's, one positive number
+    per class. `clip` limits the norm of the gradient of all that the optimiser updates. `scheduler`, any of
     torch.optim.lr_scheduler, steps once per minibatch and is saved with the learner. `precision="bfloat16"` computes
     the network under autocast; weights, losses and what the buffer holds stay in float32, so that any optimiser works.
 
@@ -206,6 +206,20 @@ class Learner:
                 self._remember()
         return x, y
 
+    def view(self, x: Nested) -> Nested:
+        """What `augment` shows the network of a minibatch that is the caller's own, and must stay as it is."""
+        if not self.validate:
+            return self.augment(x)
+        before, shown = _versions(x), self.augment(x)
+        if _versions(x) != before:
+            self.refuse(
+                UsageError(
+                    "augment changed the minibatch itself, which is the caller's: let it return new tensors, as in "
+                    "x - mean instead of x.sub_(mean), or begin with x = x.clone()."
+                )
+            )
+        return shown
+
     def forward(self, x: Nested) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
         with self.autocast():
@@ -237,8 +251,11 @@ class Learner:
             due = self.device.type == "cpu" or self._unwatched >= 100
             self._unwatched = 0 if due else self._unwatched
             try:
-                with self._together(STEP):  # before the backward pass, which waits for the other ranks
+                if self.ranks is None:
                     checks.check_loss(loss, due, self._given)
+                else:
+                    with self.ranks.together(STEP):  # before the backward pass, which waits for the other ranks
+                        checks.check_loss(loss, due, self._given)
             except HoldfastError:
                 self.take_back()
                 raise
@@ -492,6 +509,13 @@ class Learner:
             fitting.check_optimizer(state["optimizer"], self.optimizer)
         if self.scheduler is not None:
             fitting.check_scheduler(state["scheduler"], self.scheduler)
+
+
+def _versions(x: Nested) -> Any:
+    """PyTorch's counts of what was done to each tensor in place. Those of inference mode have none, nor allow it."""
+    if isinstance(x, Tensor):
+        return None if x.is_inference() else x._version
+    return [_versions(part) for part in leaves(x, "x").values()]
 
 
 LEARNERS: Registry[type[Learner]] = Registry("method")

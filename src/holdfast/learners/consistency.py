@@ -20,7 +20,7 @@ from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, widen
 from holdfast.learners.checks import check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.models import GroupedForward
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat, rows, transform
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 
@@ -116,7 +116,8 @@ class ConsistencyReplay(Learner):
         """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         if not self.buffer.stored:
-            logits = self.forward(self.augment(x))
+            # A copy, as draws make one in later steps: augment or the model may work in place.
+            logits = self.forward(self.augment(transform(torch.clone, x)))
             self.check_labels(y, logits)
             self.check_offer(x, y, logits)
             loss = self.criterion(logits, y)
