@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from holdfast.buffer import Reservoir, place
+from holdfast import buffer as module
+from holdfast.buffer import LARGE, Reservoir, distinct, place
 from holdfast.errors import UsageError
 from holdfast.rng import generator
 
@@ -88,6 +89,18 @@ def test_place_lets_the_later_sample_win():
 def test_place_lets_a_replaced_newcomer_go_within_the_first_batch():
     # n = 0 and 1 fill the slots; n = 2 with j = 0 replaces the first comer of the same batch.
     assert place(torch.tensor([0.9, 0.9, 0.1], dtype=torch.float64), torch.tensor(0), 2).tolist() == [2, 1, 0]
+
+
+@given(
+    st.lists(uniform | st.sampled_from([0.0, 0.25, 0.25 + 1e-6]), max_size=40),
+    st.integers(-20, 20) | st.integers(0, 2**40),
+    st.integers(LARGE + 1, 2**40),
+)
+@settings(max_examples=300, deadline=None)
+def test_place_in_many_slots_is_the_same_rule(uniforms, after, capacity):
+    """Of so many that something for each of them would not fit into memory."""
+    seen = max(0, capacity + after)
+    assert placed(uniforms, seen, capacity) == sequential(uniforms, seen, capacity)
 
 
 def test_place_keeps_its_inputs():
@@ -220,6 +233,64 @@ def test_two_draws_are_independent():
     observed = [common[0] + common[1], common[2], common[3], common[4] + common[5]]
     wanted = [expected[:2].sum(), expected[2], expected[3], expected[4:].sum()]
     assert stats.chisquare(observed, wanted).pvalue > P_VALUE
+
+
+@pytest.mark.parametrize("count", [1, 20, LARGE])
+def test_draws_from_up_to_so_many_samples_are_permutations(count):
+    """What seeds mean there does not change: stored results depend on it."""
+    one, other = generator(2, "buffer"), generator(2, "buffer")
+    for n in (1, 7, count):
+        assert torch.equal(distinct(count, n, one), torch.randperm(count, generator=other)[:n])
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+@pytest.mark.parametrize("n", [1, 32, 6250, 6251, LARGE + 1, LARGE + 9])
+def test_draws_from_many_samples_are_distinct_and_uniform(n):
+    """Of 6250 numbers drawn with replacement, some 200 would come again."""
+    count = LARGE + 1
+    drawn = distinct(count, n, generator(1, "buffer"))
+    assert drawn.dtype == torch.int64
+    assert len(drawn) == len(set(drawn.tolist())) == min(n, count)
+    assert 0 <= drawn.min() <= drawn.max() < count
+    if n > 1:
+        assert stats.kstest(drawn.double().numpy() / count, "uniform").pvalue > P_VALUE
+        order = stats.spearmanr(drawn.numpy(), range(len(drawn)))
+        assert order.pvalue > P_VALUE, "early and late ones differ"
+
+
+def test_a_draw_takes_no_memory_for_what_is_not_drawn():
+    drawn = distinct(2**40, 1000, generator(0, "buffer"))
+    assert len(set(drawn.tolist())) == 1000
+    assert stats.kstest(drawn.double().numpy() / 2**40, "uniform").pvalue > P_VALUE
+
+
+def test_of_many_samples_every_sequence_is_equally_likely(monkeypatch):
+    """The way of drawing from many, of few: all ordered pairs, where a number often comes again, and each third."""
+    monkeypatch.setattr(module, "LARGE", 0)
+    random, count, repetitions = generator(4, "buffer"), 48, 20_000
+    drawn = [tuple(distinct(count, 3, random).tolist()) for _ in range(repetitions)]
+    assert all(len(set(each)) == 3 for each in drawn)
+    pairs, thirds = Counter(each[:2] for each in drawn), Counter(each[2] for each in drawn)
+    counts = [pairs[i, j] for i in range(count) for j in range(count) if i != j]
+    assert sum(counts) == repetitions
+    for observed in (counts, [thirds[i] for i in range(count)]):
+        assert P_VALUE < stats.chisquare(observed).pvalue < 1 - P_VALUE
+
+
+def test_a_large_buffer_continues_where_it_was():
+    whole, other = (Reservoir(LARGE + 50, generator=generator(seed, "buffer")) for seed in (0, 1))
+    ids = torch.arange(LARGE + 40)
+    whole.add(ids, ids)
+    whole.sample(9)
+    other.load_state_dict({**whole.state_dict(), "columns": [each.clone() for each in whole.state_dict()["columns"]]})
+    for _ in range(5):
+        draws = [each.sample(40).y for each in (whole, other)]
+        assert torch.equal(*draws)
+        assert len(set(draws[0].tolist())) == 40
+        for each in (whole, other):
+            each.add(ids[:30] + each.offered, ids[:30] + each.offered)
+    assert torch.equal(whole.contents().y, other.contents().y)
+    assert whole.stored == len(set(whole.contents().y.tolist())) == whole.capacity
 
 
 @pytest.mark.parametrize("n", [0, -1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from holdfast import sharded
-from holdfast.buffer import Reservoir
+from holdfast.buffer import LARGE, Reservoir
 from holdfast.errors import UsageError
 from holdfast.ranks import Ranks
 from holdfast.rng import generator
@@ -129,6 +129,31 @@ def test_the_ranks_together_are_one_ordinary_reservoir(crew, job, capacity, seed
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_long_stream_on_equal_ranks(crew, world):
     assert_equals_one_process(crew, world, 50, 1, [([8] * world, [6] * world)] * 60)
+
+
+def _many(size, steps):
+    """A buffer large enough to be drawn from in another way: draws of this rank, and contents."""
+    buffer = ShardedReservoir(LARGE + 100, generator=generator(0, "buffer"))
+    draws = []
+    for step in range(steps):
+        start = buffer.offered + buffer.ranks.rank * (size if step else LARGE // 2)
+        ids = torch.arange(start, start + (size if step else LARGE // 2))
+        buffer.add(ids, ids)
+        draws.append(buffer.sample(size).y.tolist())
+    return draws, buffer.contents().y
+
+
+def test_a_large_buffer_is_that_of_one_process(crew):
+    size, steps = 40, 5
+    whole, draws = Reservoir(LARGE + 100, generator=generator(0, "buffer")), []
+    for step in range(steps):
+        ids = torch.arange(whole.offered, whole.offered + (2 * size if step else LARGE))
+        whole.add(ids, ids)
+        draws.append(whole.sample(2 * size).y.tolist())
+    one, other = crew.run(2, _many, size, steps)
+    assert [mine + theirs for mine, theirs in zip(one[0], other[0], strict=True)] == draws
+    assert torch.equal(one[1], whole.contents().y)
+    assert torch.equal(other[1], whole.contents().y)
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (4, 1), (1, 4), (2, 2)])

@@ -1,6 +1,7 @@
 """Where a buffer's samples are makes no difference; those in a folder survive whatever ends the process."""
 
 import copy
+import gc
 import json
 import os
 import resource
@@ -14,10 +15,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import holdfast as hf
 from holdfast import checkpoint, storage
-from holdfast.rng import generator
+from holdfast.rng import generator, seeded_globally
 
 STREAM = torch.Generator().manual_seed(5)
 IMAGES = torch.randint(0, 256, (400, 3, 4, 2), dtype=torch.uint8, generator=STREAM)
@@ -82,6 +84,33 @@ def test_draws_and_contents_are_those_of_device_memory(folder, place, capacity, 
         start += size
         assert_same(one.sample(5), other.sample(5))
         assert_same(one.contents(), other.contents())
+
+
+def offset(x):
+    """The same numbers, beginning anywhere in the memory of another tensor."""
+    return torch.cat([x.new_zeros(3), x.flatten()])[3:].view(x.shape)
+
+
+def strided(x):
+    """The same numbers, each row among others."""
+    return torch.stack([x, x], dim=x.dim())[..., 0]
+
+
+def transposed(x):
+    """The same numbers, column by column."""
+    return x.reshape(len(x), -1).T.contiguous().T.view(x.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("form", [offset, strided, transposed, torch.conj], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("place", ["device", "host", "folder"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_where_a_minibatch_is_in_memory_makes_no_difference(folder, place, form, dtype, rows):
+    x = IMAGES[:rows].view(rows, 24).to(dtype)
+    y = IMAGES[:rows, 0, 0, 0].to(dtype)
+    buffer = make(folder if place == "folder" else place)
+    buffer.add(form(x), form(y), form(x))
+    assert_same(buffer.contents(), (x, y, x))
 
 
 @pytest.mark.parametrize("window", [1, 24, 200, 10_000])
@@ -436,6 +465,50 @@ def test_another_capacity_and_other_samples(folder):
     with pytest.raises(hf.UsageError, match="do not fit"):
         again.load_state_dict(other.state_dict())
     assert_same(again.contents(), batch(0, 3))
+
+
+def left_behind(place, kind, outputs=4, features=24):
+    """A learner of flat images whose buffer is in the folder."""
+    with seeded_globally(0, "init"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
+    return kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=10, storage=place)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ((hf.ExperienceReplay,), (hf.ExperienceReplay, 4, 12), "do not fit"),
+        ((hf.ConsistencyReplay,), (hf.ConsistencyReplay, 4, 12), "do not fit"),
+        ((hf.ConsistencyReplay,), (hf.ConsistencyReplay, 5), "buffer holds logits of 4"),
+        ((hf.ConsistencyReplay,), (hf.ExperienceReplay,), "logits must be given for every sample or for none"),
+        ((hf.ExperienceReplay,), (hf.ConsistencyReplay,), "samples without logits"),
+    ],
+    ids=["er samples", "consistency samples", "outputs", "no logits", "logits"],
+)
+def test_what_another_learner_left_is_refused_before_anything_changes(folder, before, after, message, kept):
+    first = left_behind(folder, *before)
+    first.observe(IMAGES[:6].float(), torch.arange(6) % 4)
+    if kept:
+        first.buffer.keep()
+    first.buffer.close()
+    taught = left_behind(folder, *after)
+    weights, random = copy.deepcopy(taught.model.state_dict()), taught.buffer.generator.get_state()
+    x = IMAGES[:6].float() if after[2:] != (12,) else IMAGES[:6, :, :2].float()
+    with pytest.raises(hf.UsageError, match=message if kept else "holds a buffer of other samples"):
+        taught.observe(x, torch.arange(6) % 4)
+    for name, value in taught.model.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    assert torch.equal(taught.buffer.generator.get_state(), random)
+    assert taught.buffer.stored == (6 if kept else 0)
+
+
+def test_samples_of_the_same_form_go_where_others_were_left(folder):
+    left_behind(folder, hf.ConsistencyReplay).observe(IMAGES[:6].float(), torch.arange(6) % 4)
+    gc.collect()
+    taught = left_behind(folder, hf.ConsistencyReplay)
+    taught.observe(IMAGES[6:9].float(), torch.arange(3))
+    assert torch.equal(taught.buffer.contents().x, IMAGES[6:9].float())
 
 
 def test_samples_without_elements(folder):

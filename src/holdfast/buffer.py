@@ -13,13 +13,19 @@ from holdfast.nested import Nested, leaves, outline, rebuild
 from holdfast.rng import restore
 from holdfast.storage import choose
 
-__all__ = ["Draw", "Reservoir", "place"]
+__all__ = ["Draw", "Reservoir", "distinct", "place"]
 
 # A network that had always had an output for a class still to come would have learned to keep it below all others, so
 # that is what stored samples are made to say of it. Leaving new classes out of the consistency term instead, or asking
 # the network as it is now, lets them rise on old samples; much more than 1 is a jolt. benchmarks/widened_logits.py
 # compares them.
 UNHEARD_OF = 1.0
+
+LARGE = 100_000
+"""Slots above which what a step does with the buffer must not take time for each of them.
+
+Below, doing something with all of them is faster, and decides what seeds mean: results depend on it.
+"""
 
 
 class Draw(NamedTuple):
@@ -40,9 +46,33 @@ def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     order = torch.arange(uniforms.shape[0], device=uniforms.device)
     n = seen + order
     slot = torch.where(n < capacity, n, (uniforms * (n + 1)).long()).clamp_(max=capacity)
+    if capacity > LARGE and uniforms.device.type == "cpu":
+        return slot.masked_fill_(_taken_again(slot), capacity)
     # The last comer per slot; the extra entry gathers those who go nowhere.
     last = order.new_full((capacity + 1,), -1).scatter_reduce_(0, slot, order, "amax")
     return slot.masked_fill_(last.index_select(0, slot) != order, capacity)
+
+
+def distinct(count: int, n: int, generator: torch.Generator) -> Tensor:
+    """min(n, count) distinct numbers below `count` in random order, (n,) int64: each such sequence equally likely."""
+    # How often a number comes again is not known before, which a captured step would have to.
+    if count <= LARGE or n > count // 16 or generator.device.type != "cpu":
+        return torch.randperm(count, generator=generator, device=generator.device)[:n]
+    chosen = torch.empty(0, dtype=torch.int64)
+    while len(chosen) < n:
+        more = torch.rand(n - len(chosen), dtype=torch.float64, generator=generator) * count
+        chosen = torch.cat([chosen, more.long()])
+        # What was there before stays, what comes again goes: the rest is as likely to be any other number.
+        chosen = chosen[~_taken_again(chosen.flip(0)).flip(0)]
+    return chosen
+
+
+def _taken_again(numbers: Tensor) -> Tensor:
+    """Which of the B numbers appear once more further on, (B,) bool."""
+    ordered, places = numbers.sort(stable=True)
+    again = torch.zeros_like(numbers, dtype=torch.bool)
+    again[:-1] = ordered[:-1] == ordered[1:]
+    return torch.empty_like(again).scatter_(0, places, again)
 
 
 class Reservoir:
@@ -90,11 +120,21 @@ class Reservoir:
         return min(self.offered, self.capacity)
 
     def check(self, x: Nested, y: Nested) -> None:
-        """Raise if samples like these do not fit those in the buffer, or a disk is too full for them."""
+        """Raise if samples like these, logits aside, do not fit the buffer, or a disk is too full for them."""
+        batch = leaves(x, "x") | leaves(y, "y")
         if self._columns:
-            batch = leaves(x, "x") | leaves(y, "y")
             self._check(batch, [name for name in self._names if name != "logits"])
             self._storage.reserve(next(iter(batch.values())).shape[0])
+        else:
+            self._storage.expect(batch, aside=["logits"])
+
+    def check_whole(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Raise if samples like these, with these logits or with none, do not fit the buffer."""
+        batch = leaves(x, "x") | leaves(y, "y") | ({} if logits is None else {"logits": logits})
+        if self._columns:
+            self._check(batch, self._names)
+        else:
+            self._storage.expect(batch)
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""
@@ -123,8 +163,7 @@ class Reservoir:
             raise UsageError("the buffer is empty: add samples before drawing from it.")
         if n < 1:
             raise UsageError(f"at least 1 sample must be drawn, not {n}.")
-        chosen = torch.randperm(self.stored, generator=self.generator, device=self.device)[:n]
-        return self._draw(self._storage.read(chosen))
+        return self._draw(self._storage.read(distinct(self.stored, n, self.generator)))
 
     def contents(self) -> Draw:
         """Everything stored, in slot order, where it is stored; of a folder, all of it is read into host memory."""

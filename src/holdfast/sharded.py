@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer import Draw, Reservoir
+from holdfast.buffer import Draw, Reservoir, distinct
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, leaves, outline
 from holdfast.ranks import Ranks, to_device
@@ -51,10 +51,11 @@ def _digest(state: Tensor) -> str:
 class ShardedReservoir(Reservoir):
     """A `Reservoir` whose slots are spread over the ranks of a job: slot j is row j // size on rank j % size.
 
-    Every rank calls the same methods at the same time. What the ranks offer at once counts as one minibatch, rank 0's
-    samples first; `capacity` counts the samples of all ranks together. The generators of all ranks go in step, so each
-    rank knows where every sample of the minibatch goes without being told; only samples that are kept travel, each to
-    one rank. The contents are those of an ordinary reservoir, bit for bit, that was offered the whole minibatches.
+    Every rank calls the same methods at the same time; `check` alone is a rank's own affair. What the ranks offer at
+    once counts as one minibatch, rank 0's samples first; `capacity` counts the samples of all ranks together. The
+    generators of all ranks go in step, so each rank knows where every sample of the minibatch goes without being told;
+    only samples that are kept travel, each to one rank. The contents are those of an ordinary reservoir, bit for bit,
+    that was offered the whole minibatches.
 
     The generator is on the CPU, whatever `device` the samples are on: plans are made by the host, which then knows how
     many rows to send without waiting for a GPU.
@@ -79,11 +80,6 @@ class ShardedReservoir(Reservoir):
             if self.generator.device.type != "cpu":
                 raise UsageError(f"ranks share a generator on the CPU, not one on {self.generator.device}.")
             meeting.form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}"
-
-    def check(self, x: Nested, y: Nested) -> None:
-        """Raise on every rank if samples like these do not fit those in the buffer on one of them."""
-        with self.ranks.together("check samples"):
-            super().check(x, y)
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
@@ -122,10 +118,11 @@ class ShardedReservoir(Reservoir):
                 raise UsageError(f"at least 1 sample must be drawn, not {n}.")
             meeting.count, meeting.form = n, f"a draw after {self.offered} samples"
         wanted = torch.tensor(meeting.counts).clamp(max=self.stored)
-        # One permutation, dealt to the ranks in order and begun anew where they want more than it has: a rank's part
-        # is no longer than the permutation, so it is distinct, and of uniform distribution wherever it begins.
-        order = torch.randperm(self.stored, generator=self.generator)
-        chosen = order[torch.arange(int(wanted.sum())) % self.stored]
+        # One sequence of distinct samples, dealt to the ranks in order. Where they want more than there is, it is a
+        # permutation, begun anew: a rank's part is no longer than that, so it is distinct, and of uniform distribution
+        # wherever it begins.
+        order = distinct(self.stored, total := int(wanted.sum()), self.generator)
+        chosen = order[torch.arange(total) % len(order)]
         return self._draw(self._get(chosen, self._each_rank(wanted)))
 
     def contents(self) -> Draw:

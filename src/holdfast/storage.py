@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from mmap import ACCESS_READ, mmap
@@ -62,6 +62,9 @@ class Memory:
     def kept(self) -> dict[str, Any] | None:
         """The state in which the buffer is found."""
         return None
+
+    def expect(self, like: Mapping[str, Tensor], aside: Sequence[str] = ()) -> None:
+        """Raise if columns cannot be made for samples like these, whatever there may be of the names set `aside`."""
 
     def make(self, names: Sequence[str], like: Sequence[Tensor]) -> list[Tensor]:
         """Columns for samples like these."""
@@ -182,6 +185,10 @@ class Folder:
         """The state in which the buffer was kept last, None if it never was."""
         path = self.path / "state.safetensors"
         return checkpoint.read(path, "buffer").state if path.exists() else None
+
+    def expect(self, like: Mapping[str, Tensor], aside: Sequence[str] = ()) -> None:
+        """Raise if files cannot be made for samples like these, whatever there may be of the names set `aside`."""
+        self._fitting(list(like), list(like.values()), aside)
 
     def make(self, names: Sequence[str], like: Sequence[Tensor]) -> list[Tensor]:
         """Files for samples like these; returns columns without content, which tell shapes and types."""
@@ -357,13 +364,13 @@ class Folder:
             column.close()
         self._unlock()
 
-    def _fitting(self, names: Sequence[str], like: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """The columns for samples like these; raises if the folder holds others."""
-        forms = _forms(names, like)
-        if forms and self._forms and self._forms != forms:
+    def _fitting(self, names: Sequence[str], like: Sequence[Tensor], aside: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """The columns for samples like these; raises if the folder holds others, but for those set `aside`."""
+        forms, held = _forms(names, like), [form for form in self._forms if form["name"] not in aside]
+        if forms and held and held != forms:
             theirs, own = (
                 ", ".join(f"{form['name']} {tuple(form['shape'])} {form['dtype']}" for form in each)
-                for each in (self._forms, forms)
+                for each in (held, forms)
             )
             raise UsageError(
                 f"{self.path} holds a buffer of other samples: {theirs}; these are {own}. "
@@ -564,4 +571,7 @@ def _words(rows: Tensor) -> Tensor:
     size = prod(rows.shape[1:])
     if rows.dtype != torch.uint8 or size % 8:
         return rows
-    return rows.contiguous().view(len(rows), size).view(torch.int64)
+    whole = rows.contiguous()
+    if whole.storage_offset() % 8:  # a view that begins within a word
+        whole = whole.clone()
+    return whole.view(len(rows), size).view(torch.int64)

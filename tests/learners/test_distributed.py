@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from copy import deepcopy
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -369,6 +371,74 @@ def test_a_checkpoint_of_something_else_is_refused_on_every_rank(crew, tmp_path)
     for kind, message in crew.run(2, _loaded, [str(tmp_path / "er")] * 2):
         assert kind == "UsageError"
         assert "this is a ConsistencyReplay, but the saved learner is a ExperienceReplay" in message
+
+
+FAULTS = {
+    "a negative label": lambda x, y: (x, y - CLASSES),
+    "a label too large": lambda x, y: (x, y + 9),  # which only the outputs can tell
+    "labels of another type": lambda x, y: (x, y.float()),
+    "too few labels": lambda x, y: (x, y[1:]),
+    "NaN": lambda x, y: (x.where(x > 0, torch.nan), y),
+    "another type": lambda x, y: (x.float(), y),
+    "no tensor": lambda x, y: (None, y),
+}
+
+
+def _learned_around(kind, fault, culprits, at):
+    """Six steps with a bad minibatch on some ranks before step `at`; the error, and what was learned around it.
+
+    With BatchNorm, dropout and noise, so that all that a pass moves counts; and the same without the bad minibatch.
+    """
+    rank, error, ends = dist.get_rank(), None, []
+    for change in (FAULTS[fault], None):
+        torch.manual_seed(rank)
+        model = DistributedDataParallel(nn.Sequential(network("grouped"), nn.Dropout(0.2)))
+        taught = learner(kind, model, Noise(rank))
+        observe(taught, range(at))
+        if change:
+            share = [part.tensor_split(taught.ranks.size)[rank] for part in minibatch(at, 16)]
+            bad = change(*share) if rank in culprits else share
+            error = failure(partial(taught.observe, *bad))
+        observe(taught, range(at, 6))
+        ends.append((outcome(taught), torch.get_rng_state(), taught.augment.generator.get_state()))
+    return error, ends
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "at"),
+    [
+        *product(["sgd", "er", "mse"], [fault for fault in FAULTS if fault != "another type"], [0, 3]),
+        *product(["er", "mse"], ["another type"], [3]),  # than that of stored samples
+    ],
+)
+def test_what_one_rank_refuses_all_refuse_and_go_on_as_if_it_had_not_been(crew, kind, fault, at):
+    one, other = crew.run(2, _learned_around, kind, fault, [1], at)
+    assert other[0][0] == ("TrainingError" if fault == "NaN" else "UsageError")
+    assert one[0] == (other[0][0], f"rank 1 failed: {other[0][1]}")
+    for _, (with_fault, without) in (one, other):
+        assert_identical(with_fault[0], without[0])
+        assert torch.equal(with_fault[1], without[1])
+        assert torch.equal(with_fault[2], without[2])
+
+
+@pytest.mark.parametrize("fault", ["a negative label", "a label too large", "NaN"])
+def test_what_several_ranks_refuse(crew, fault):
+    answers = crew.run(4, _learned_around, "mse", fault, [1, 3], 2)
+    for rank, (error, (with_fault, without)) in enumerate(answers):
+        assert error[1].startswith("rank 1 failed: ") == (rank not in (1, 3))
+        assert_identical(with_fault[0], without[0])
+
+
+def _unwatched(culprit):
+    """Without checks, a NaN on one rank goes into all weights, and nobody waits for anyone."""
+    taught = learner("mse", DistributedDataParallel(network()), validate=False)
+    x, y = minibatch(0, 4)
+    taught.observe(x * torch.nan if taught.ranks.rank == culprit else x, y)
+    return bool(taught.model[0].weight.isnan().all())
+
+
+def test_without_validation_nothing_is_refused(crew):
+    assert crew.run(2, _unwatched, 1) == [True, True]
 
 
 # --- the example ----------------------------------------------------------------------------------------------------

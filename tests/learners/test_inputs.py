@@ -7,6 +7,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import Sgd
+from holdfast.nested import leaves
 from learners.conftest import assert_same_state, network, plain_copy, stream
 
 LEARNERS = {
@@ -82,3 +83,69 @@ def test_a_wrong_minibatch_changes_nothing(name, change, message):
     assert torch.equal(learner.buffer.generator.get_state(), state)
     assert learner.buffer.offered == 24
     learner.observe(halves(x), y)
+
+
+# --- what works in place ---------------------------------------------------------------------------------------------
+
+
+def brighten(x):
+    """A view that works in place, on a tensor or on some of several."""
+    if isinstance(x, torch.Tensor):
+        return x.add_(1)
+    for side in ("left", "right"):
+        x[side].add_(1)
+    return x
+
+
+def brightened(x):
+    """The same view, of new tensors."""
+    return x + 1 if isinstance(x, torch.Tensor) else x | {side: x[side] + 1 for side in ("left", "right")}
+
+
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+@pytest.mark.parametrize("name", ["er", "consistency"])
+def test_a_view_that_works_in_place_is_as_good_as_any(name, form):
+    """From the first step on: what is stored is what came in, and the caller's tensors stay as they were."""
+    shape = halves if form == "dict" else lambda x: x
+    models = [network("mlp") if form == "tensor" else Halves(network("mlp")) for _ in range(2)]
+    learner, other = make(name, models[0], augment=brighten), make(name, models[1], augment=brightened)
+    for x, y in stream(4):
+        given = x.clone()
+        assert learner.observe(shape(given), y) == other.observe(shape(x), y)
+        assert torch.equal(given, x)
+    kept, expected = (leaves(each.buffer.contents().x, "x") for each in (learner, other))
+    assert all(torch.equal(kept[part], expected[part]) for part in expected)
+
+
+@pytest.mark.parametrize("name", ["er", "consistency"])
+def test_a_model_that_works_in_place_does_not_change_what_is_stored(name):
+    learner = make(name, nn.Sequential(nn.Hardtanh(0, 100, inplace=True), network("mlp")))
+    given = list(stream(2))
+    for x, y in given:
+        learner.observe(x, y)
+    expected = torch.cat([x for x, _ in stream(2)])
+    assert torch.equal(torch.cat([x for x, _ in given]), expected)
+    assert torch.equal(learner.buffer.contents().x, expected)
+
+
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+def test_without_a_buffer_a_view_that_works_in_place_is_told(form):
+    """A copy of every minibatch would cost more than a look."""
+    shape = halves if form == "dict" else lambda x: x
+    inner = network("mlp")
+    learner = make("sgd", Halves(inner) if form == "dict" else inner, augment=brighten)
+    (x, y), before = next(stream(1)), plain_copy("mlp", inner)
+    with pytest.raises(UsageError, match=r"augment changed the minibatch itself.*return new tensors"):
+        learner.observe(shape(x), y)
+    assert_same_state(inner, before, rtol=0, atol=0)
+    learner.augment = brightened
+    learner.observe(shape(x), y)
+
+
+def test_tensors_of_inference_mode_are_welcome():
+    with torch.inference_mode():
+        batches = list(stream(2))
+    learner, other = make("sgd", network("mlp"), augment=brightened), make("sgd", network("mlp"), augment=brightened)
+    for (x, y), (same, labels) in zip(batches, stream(2), strict=True):
+        assert x.is_inference()
+        assert learner.observe(x, y.clone()) == other.observe(same, labels)

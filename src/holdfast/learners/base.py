@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners import checks, fitting
 from holdfast.learners.descent import BfloatTwin, Optimizer, Scheduler, forget_gradients
 from holdfast.learners.growing import Head
-from holdfast.nested import Nested, rows, transform
+from holdfast.nested import Nested, leaves, rows, transform
 from holdfast.ranks import Ranks
 from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
@@ -33,6 +33,8 @@ from holdfast.rng import generator as seeded_generator
 from holdfast.sharded import ShardedReservoir
 
 __all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "refuse_options", "widen"]
+
+STEP = "make a step"
 
 Loss = Callable[[Tensor, Any], Tensor]
 """(outputs, targets) -> the mean over samples, 0-d."""
@@ -75,10 +77,10 @@ class Learner:
 
     What all of them take:
 
-    `augment` turns inputs as they are stored into what the network sees. `loss`, a function (outputs, targets) -> mean
-    over samples, replaces cross-entropy; targets are then whatever it understands, with one row per sample: numbers
-    for a regression, masks, dicts of tensors. `class_weights` are cross-entropy's, one positive number per class.
-    `clip` limits the norm of the gradient of all that the optimiser updates. `scheduler`, any of
+    `augment` turns inputs as they are stored into what the network sees, in new tensors. `loss`, a function (outputs,
+    targets) -> mean over samples, replaces cross-entropy; targets are then whatever it understands, with one row per
+    sample: numbers for a regression, masks, dicts of tensors. `class_weights` are cross-entropy's, one positive number
+    per class. `clip` limits the norm of the gradient of all that the optimiser updates. `scheduler`, any of
     torch.optim.lr_scheduler, steps once per minibatch and is saved with the learner. `precision="bfloat16"` computes
     the network under autocast; weights, losses and what the buffer holds stay in float32, so that any optimiser works.
 
@@ -94,9 +96,10 @@ class Learner:
     tensor's value, no `.item()`. That is what lets the same code be captured in a CUDA graph.
 
     A model in DistributedDataParallel makes this one learner of all ranks: each observes minibatches of its own, and
-    together they have one buffer. Every rank calls the same methods at the same time. The buffer's size counts the
-    samples of all ranks; sizes of draws, and the losses, are a rank's own. `model` is then the module inside, which one
-    rank can use alone, and checkpoints are those of a learner without ranks. Its head cannot grow.
+    together they have one buffer. Every rank calls the same methods at the same time; with `validate`, what one of them
+    refuses, all refuse. The buffer's size counts the samples of all ranks; sizes of draws, and the losses, are a rank's
+    own. `model` is then the module inside, which one rank can use alone, and checkpoints are those of a learner without
+    ranks. Its head cannot grow.
     """
 
     all_at_once: ClassVar[bool] = False
@@ -190,16 +193,14 @@ class Learner:
 
     def receive(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """The minibatch on the learner's device, checked before anything is changed; the head grows if it must."""
-        if self.validate:
-            checks.check_form(x, y, labels=self.loss is None)
-        known = self.loss is not None  # what the targets are is between the caller and the loss
-        given = y
-        x = transform(lambda part: part.to(self.device), x)
-        y = transform(lambda part: part.to(self.device), y) if known else y.to(self.device, torch.int64)
-        if self.validate and self.buffer is not None:
-            self.buffer.check(x, y)
-        if not known and (self.validate or self.head is not None):
-            self._expect(checks.largest_label(given))
+        if self.validate and self.ranks is not None:
+            with self.ranks.together("take a minibatch") as meeting:
+                x, y = self._take(x, y)
+                meeting.count = int(self._unsure)
+            # What one remembers, all must: generators that go in step are put back on all ranks or on none.
+            self._unsure = any(meeting.counts)
+        else:
+            x, y = self._take(x, y)
         if self.validate:
             self._given = x, y
             self._before = None
@@ -207,14 +208,30 @@ class Learner:
                 self._remember()
         return x, y
 
+    def view(self, x: Nested) -> Nested:
+        """What `augment` shows the network of a minibatch that is the caller's own, and must stay as it is."""
+        if not self.validate:
+            return self.augment(x)
+        before, shown = _versions(x), self.augment(x)
+        if _versions(x) != before:
+            self.refuse(
+                UsageError(
+                    "augment changed the minibatch itself, which is the caller's: let it return new tensors, as in "
+                    "x - mean instead of x.sub_(mean), or begin with x = x.clone()."
+                )
+            )
+        return shown
+
     def forward(self, x: Nested) -> Tensor:
         """The network's logits for a view, in float32 or what more the network computes in."""
         with self.autocast():
             logits: Tensor = self.network(x)
         if not isinstance(logits, Tensor):
-            raise UsageError(
-                f"the model returns a {type(logits).__name__}; a learner needs one tensor. "
-                "Wrap the model in a module that returns the outputs alone."
+            self.refuse(
+                UsageError(
+                    f"the model returns a {type(logits).__name__}; a learner needs one tensor. "
+                    "Wrap the model in a module that returns the outputs alone."
+                )
             )
         return widen(logits)
 
@@ -236,7 +253,11 @@ class Learner:
             due = self.device.type == "cpu" or self._unwatched >= 100
             self._unwatched = 0 if due else self._unwatched
             try:
-                checks.check_loss(loss, due, self._given)
+                if self.ranks is None:
+                    checks.check_loss(loss, due, self._given)
+                else:
+                    with self.ranks.together(STEP):  # before the backward pass, which waits for the other ranks
+                        checks.check_loss(loss, due, self._given)
             except HoldfastError:
                 self.take_back()
                 raise
@@ -271,22 +292,41 @@ class Learner:
         if not self.validate or self.loss is not None:
             return
         if logits.dim() != 2 or rows(logits) < rows(y):
-            self.take_back()
-            raise UsageError(
-                f"the model's outputs have shape {tuple(logits.shape)}; cross-entropy needs (samples, classes). "
-                "Give a loss of your own for outputs of another form."
+            self.refuse(
+                UsageError(
+                    f"the model's outputs have shape {tuple(logits.shape)}; cross-entropy needs (samples, classes). "
+                    "Give a loss of your own for outputs of another form."
+                )
             )
         outputs = logits.shape[1]
         if self._unsure or outputs != self._outputs:
             try:
                 checks.check_outputs(outputs, int(y.max()), self.head, self.class_weights)
-            except UsageError:
-                self.take_back()
-                raise
+            except UsageError as error:
+                self.refuse(error)
             self._outputs = outputs
 
+    def check_offer(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """The buffer must take what this step will offer: asked before its first samples, when nothing stored tells."""
+        if self.validate and self.buffer is not None:
+            try:
+                self.buffer.check_whole(x, y, logits)
+            except HoldfastError as error:
+                self.refuse(error)
+
+    def refuse(self, error: HoldfastError) -> NoReturn:
+        """Raise `error` between the forward pass and `descend`, with what the forward pass moved put back.
+
+        The other ranks raise as well: `descend`, where they are or will be, tells them.
+        """
+        self.take_back()
+        if self.validate:
+            with self._together(STEP):
+                raise error
+        raise error
+
     def take_back(self) -> None:
-        """Put back what the forward pass moved, if that was remembered: call it before refusing a minibatch."""
+        """Put back what the forward pass moved, if that was remembered."""
         if self._before is not None:
             buffers, generators = self._before
             for buffer, before in buffers:
@@ -380,6 +420,20 @@ class Learner:
             self.buffer.keep()
         return extra
 
+    def _take(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+        """What `receive` does that needs no other rank."""
+        if self.validate:
+            checks.check_form(x, y, labels=self.loss is None)
+        known = self.loss is not None  # what the targets are is between the caller and the loss
+        given = y
+        x = transform(lambda part: part.to(self.device), x)
+        y = transform(lambda part: part.to(self.device), y) if known else y.to(self.device, torch.int64)
+        if self.validate and self.buffer is not None:
+            self.buffer.check(x, y)
+        if not known and (self.validate or self.head is not None):
+            self._expect(checks.largest_label(given))
+        return x, y
+
     def _expect(self, label: int) -> None:
         """Let the head grow to the largest label; tell if it may lie beyond the outputs."""
         if self.head is not None and label >= self.head.outputs:
@@ -459,6 +513,13 @@ class Learner:
             fitting.check_optimizer(state["optimizer"], self.optimizer)
         if self.scheduler is not None:
             fitting.check_scheduler(state["scheduler"], self.scheduler)
+
+
+def _versions(x: Nested) -> Any:
+    """PyTorch's counts of what was done to each tensor in place. Those of inference mode have none, nor allow it."""
+    if isinstance(x, Tensor):
+        return None if x.is_inference() else x._version
+    return [_versions(part) for part in leaves(x, "x").values()]
 
 
 LEARNERS: Registry[type[Learner]] = Registry("method")

@@ -20,7 +20,7 @@ from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, widen
 from holdfast.learners.checks import check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
 from holdfast.models import GroupedForward
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat, rows, transform
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 
@@ -117,8 +117,10 @@ class ConsistencyReplay(Learner):
         """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         if not self.buffer.stored:
-            logits = self.forward(self.augment(x))
+            # A copy, as draws make one in later steps: augment or the model may work in place.
+            logits = self.forward(self.augment(transform(torch.clone, x)))
             self.check_labels(y, logits)
+            self.check_offer(x, y, logits)
             loss = self.criterion(logits, y)
             losses = Losses(loss, loss, self._zero, self._zero)
         else:
@@ -136,8 +138,11 @@ class ConsistencyReplay(Learner):
     def forward_groups(self, *inputs: Nested) -> list[Tensor]:
         """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
         views = self.augment(concat(inputs))
-        with self.autocast():
-            return self.groups(views, [rows(part) for part in inputs], self.network)
+        try:
+            with self.autocast():
+                return self.groups(views, [rows(part) for part in inputs], self.network)
+        except UsageError as error:
+            self.refuse(error)
 
     def objective(self, outputs: list[Tensor], y: Nested, past: Tensor, labels: Nested) -> tuple[Losses, Tensor]:
         """The loss with its terms, and the logits of the minibatch.
@@ -153,13 +158,20 @@ class ConsistencyReplay(Learner):
 
     def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:
         """The stored logits; the model must still have as many outputs as when they were made."""
-        assert stored is not None
+        if stored is None:
+            self.refuse(
+                UsageError(
+                    "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
+                    "give this learner a buffer of its own."
+                )
+            )
         if logits.shape != stored.shape:
-            self.take_back()
             now, then = ("x".join(map(str, each.shape[1:])) for each in (logits, stored))
-            raise UsageError(
-                f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after "
-                'changing the head, or let the learner change it, with head="classifier" or what its name is.'
+            self.refuse(
+                UsageError(
+                    f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner "
+                    'after changing the head, or let the learner change it, with head="classifier" or what its name is.'
+                )
             )
         return stored
 

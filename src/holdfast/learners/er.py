@@ -16,7 +16,7 @@ from holdfast.config import RunConfig
 from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, refuse_options
 from holdfast.learners.checks import check_sizes, check_weights
 from holdfast.learners.descent import Optimizer, Scheduler
-from holdfast.nested import Nested, concat, rows, split
+from holdfast.nested import Nested, concat, rows, split, transform
 
 __all__ = ["ExperienceReplay"]
 
@@ -96,8 +96,13 @@ class ExperienceReplay(Learner):
         """One step on the minibatch and a draw from the buffer; then the minibatch is offered to the buffer."""
         x, y = self.receive(x, y)
         inputs, targets, observed = x, y, rows(y)
-        if self.buffer.stored:
+        if not self.buffer.stored:
+            self.check_offer(x, y)
+            inputs = transform(torch.clone, x)  # a draw makes a copy as well: augment or the model may work in place
+        else:
             drawn = self.buffer.sample(self.replay_size or observed)
+            if drawn.logits is not None:  # of another learner, in a folder it left
+                self.check_offer(x, y)
             inputs, targets = concat([x, drawn.x]), concat([y, drawn.y])
         outputs = self.forward(self.augment(inputs))
         self.check_labels(y, outputs)

@@ -28,7 +28,7 @@ class Sgd(Learner):
     def observe(self, x: Nested, y: Nested) -> Losses:
         """One step on the minibatch alone."""
         x, y = self.receive(x, y)
-        logits = self.forward(self.augment(x))
+        logits = self.forward(self.view(x))
         self.check_labels(y, logits)
         losses = self.objective(logits, y)
         self.descend(losses.total)
