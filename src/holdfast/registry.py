@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
     """The error for a name that nobody registered, with the nearest known name or, failing that, all of them."""
-    near = get_close_matches(name.lower(), known, n=1)
+    near = get_close_matches(name.lower(), known, n=1, cutoff=0.52)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
     return UsageError(f"unknown {kind} '{name}': {hint}")
 
