@@ -60,12 +60,12 @@ class _Line:
         percentage, time_left, gaps = 4, 7, 6
         self._room = errors.width - len(title) - _bar_width() - percentage - time_left - gaps
         self._shown = self._began = time.perf_counter()
-        self._before: int | None = None  # steps done when the run was continued here
+        self._before: int | None = None  # steps done when the clock began
 
     def __call__(self, progress: Progress) -> None:
         now = time.perf_counter()
         if self._before is None:
-            self._before = progress.step - 1
+            self._before, self._began = progress.step, now  # the first step came with all that is done but once
             # A head start says nothing about the speed. (Any number will do, whatever the annotation says.)
             self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
         if now - self._shown < REFRESH and progress.fraction < 1:
@@ -75,7 +75,7 @@ class _Line:
         where = f"task {progress.task + 1}/{progress.stages}"
         where += f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
-        speed = f"{(progress.step - self._before) / (now - self._began):,.0f} steps/s"
+        speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
         losses = " ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term))
         # On a narrow terminal, rather leave these out than cut everything short.
         room = self._room - len(where)

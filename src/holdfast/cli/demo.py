@@ -37,5 +37,5 @@ def demo_command(
     ]
     columns = ("method", "all tasks (%)", "worst task (%)", "forgetting", "steps/s", "seconds")
     output.print(table("Accuracy after the last task", columns, rows))
-    output.print("sgd forgets; er replays 200 stored samples; l2 and mse also keep its answers on them consistent.")
+    output.print("sgd stores no samples; er replays 200; l2 and mse also keep its answers on them consistent.")
     output.print(f"picture: {demo.draw(finished, out)}", highlight=False)
