@@ -290,6 +290,8 @@ LABELS = torch.zeros(4, dtype=torch.int64)
         ({"a": torch.zeros(4, 2), "b": torch.zeros(5)}, LABELS, r"not \[4, 5\]"),
         (torch.zeros(4, 2), LABELS + 7, "labels must lie in 0..2"),
         (torch.zeros(4, 2), LABELS.float(), "class indices"),
+        (torch.zeros(4, 2), torch.zeros(4, 5), r"one label per sample.*score="),
+        (torch.zeros(4, 2), {"a": LABELS}, r"one label per sample.*score="),
         (torch.tensor(1.0), LABELS, "a row per sample"),
     ],
 )

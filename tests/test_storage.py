@@ -444,6 +444,16 @@ def test_a_disk_that_is_full_although_there_was_room(folder, monkeypatch):
     assert buffer.stored == 10
 
 
+def test_a_closed_buffer_says_that_it_is(folder):
+    buffer = make(folder)
+    buffer.add(*batch(0, 3))
+    buffer.close()
+    for use in (lambda: buffer.add(*batch(3, 3)), lambda: buffer.sample(2), buffer.contents, buffer.keep):
+        with pytest.raises(hf.StorageError, match="was closed; a new learner"):
+            use()
+    buffer.close()
+
+
 def test_another_capacity_and_other_samples(folder):
     make(folder).close()
     with pytest.raises(hf.UsageError, match=r"holds a buffer of 10 samples, not 11\. Use a buffer size of 10"):
@@ -678,7 +688,7 @@ def test_one_buffer_at_a_time(folder):
     other = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True)
     assert "in use by another buffer" in other.stderr
     buffer.close()
-    with pytest.raises(hf.StorageError, match="cannot be used"):
+    with pytest.raises(hf.StorageError, match="was closed"):
         buffer.add(*batch(5, 5))
     make(folder).close()
     again = make(folder)

@@ -237,6 +237,11 @@ class ForgettingMonitor:
                 f"slice '{name}': accuracy needs logits (samples, classes) of two classes or more, but the model gives "
                 f"{found}. Give a score function for other outputs: add(..., score=...)."
             )
+        if not isinstance(labels, Tensor) or labels.ndim != 1:
+            raise UsageError(
+                f"slice '{name}': accuracy needs one label per sample. Give a score function for other targets: "
+                "add(..., score=...)."
+            )
         labels = labels.to(logits.device)
         finite = logits.isfinite().all(dim=1)
         right = (logits.argmax(dim=1) == labels) & finite  # an answer that is no number is wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -560,6 +561,10 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EBADF:
+            raise StorageError(
+                f"the buffer in {path} was closed; a new learner with this folder goes on from what was kept."
+            ) from error
         raise StorageError(
             f"the buffer in {path} cannot be used: {error.strerror or error}. Nothing that was stored is lost: make "
             "room there, or mend what is wrong, and go on."

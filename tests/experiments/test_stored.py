@@ -130,6 +130,17 @@ def test_measures_are_kept(out, store, tmp_path):
         assert MEASURES[name].of(small) == pytest.approx(MEASURES[name].of(again), abs=1e-6)
 
 
+def test_measures_that_cannot_be_kept_are_there_all_the_same(out, store, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    store(CONFIG, logits=LOGITS)
+    (stored,) = load_results(out)
+    monkeypatch.setattr(type(stored.path), "write_text", refuse)
+    stored.add_measures({"mra": 41.5})
+    assert MEASURES["mra"].of(stored) == 41.5
+
+
 def test_robustness_is_computed_once_and_kept(out, store, monkeypatch):
     categories = dict.fromkeys(("noise", "blur", "weather", "digital"), 40.0)
     calls = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,9 +133,8 @@ def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> li
     with _progress(len(analyzed) * evaluations, "corruptions:") as advance:
         found = with_robustness(analyzed, root, progress=lambda done, total, name: advance(None, name), **options)
     for run in found:
-        if run.robustness is not None:
-            with suppress(OSError):  # for reports and experiments; somebody else's folder may be read-only
-                keep_robustness(Stored(run.result, run.folder / results.RESULT), run.robustness)
+        if run.robustness is not None:  # for reports and experiments
+            keep_robustness(Stored(run.result, run.folder / results.RESULT), run.robustness)
     return found
 
 

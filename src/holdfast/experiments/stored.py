@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -63,12 +64,12 @@ class Stored:
             raise HoldfastError(f"{beside} is not readable: {error}. Remove it to have it computed again.") from error
 
     def add_measures(self, measures: dict[str, float]) -> None:
-        """Keep numbers of an analysis beside the result, whole or not at all."""
-        together = {**self.measures, **measures}
-        scratch = self.path.with_name(f".{MEASURES_FILE}-{os.getpid()}")
-        scratch.write_text(json.dumps(together, indent=1) + "\n", encoding="utf-8")
-        scratch.replace(self.path.with_name(MEASURES_FILE))
+        """Add numbers of an analysis, and keep them beside the result, whole or not at all."""
         self.measures.update(measures)
+        scratch = self.path.with_name(f".{MEASURES_FILE}-{os.getpid()}")
+        with suppress(OSError):  # somebody else's folder may be read-only, and they can be computed again
+            scratch.write_text(json.dumps(self.measures, indent=1) + "\n", encoding="utf-8")
+            scratch.replace(self.path.with_name(MEASURES_FILE))
 
 
 class Skipped(NamedTuple):
