@@ -86,17 +86,17 @@ def analyze_command(
 
 def _read(folders: Sequence[Path], bins: int) -> tuple[list[RunAnalysis], list[str]]:
     """The runs, and a note for each that cannot be read; raises if there is no other."""
-    analyzed, skipped = [], []
+    analyzed: list[RunAnalysis] = []
+    unread: dict[Path, HoldfastError] = {}
     with _progress(len(folders), "reading") as advance:
         for folder in folders:
             try:
                 analyzed.append(advance(analyze_run(folder, bins=bins), folder.name))
             except HoldfastError as error:
-                skipped.append(f"skipped {folder}: {error}")
-                unread = error
+                unread[folder] = error
     if not analyzed:
-        raise unread
-    return analyzed, skipped
+        raise next(iter(unread.values()))
+    return analyzed, [f"skipped {folder}: {error}" for folder, error in unread.items()]
 
 
 def _severities(text: str) -> list[int]:
