@@ -1,9 +1,16 @@
 """What tests of several files share."""
 
+import os
+
 import pytest
+import torch
 import torch.distributed as dist
 
 from crew import Crew, join
+
+if not torch.cuda.is_available():
+    # Triton looks at it when it is imported, which parts of PyTorch do; its kernels are then interpreted.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="module")

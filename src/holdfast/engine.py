@@ -122,9 +122,9 @@ class CapturedEngine(Engine):
     """Executes each step as one CUDA graph: everything from indexing the data to the buffer's update.
 
     A graph is captured for every combination of batch size and samples stored that recurs; the first steps of each
-    run eagerly, which also warms up what capture needs. With `compiled`, the network and the other pure functions of a
-    step are compiled, for full batches only: the short last batch of an epoch is too rare to pay for it. Runs on the
-    current stream, which must not be the default one.
+    run eagerly, which also warms up what capture needs. With `compiled`, the network (unless it has an attribute
+    `compiles` that is False) and the other pure functions of a step are compiled, for full batches only: the short last
+    batch of an epoch is too rare to pay for it. Runs on the current stream, which must not be the default one.
     """
 
     WARMUP = 3
@@ -224,7 +224,7 @@ def _compile(learner: Learner) -> list[_Part]:
     if learner.reduced and isinstance(learner.optimizer, PlainSgd):
         twin = BfloatTwin(learner.model, learner.optimizer.lr)
         learner.optimizer, learner.network = twin, twin.network
-    named: list[tuple[object, str]] = [(learner, "network")]
+    named: list[tuple[object, str]] = [(learner, "network")] if getattr(learner.model, "compiles", True) else []
     for owner in (learner, learner.optimizer, learner.buffer, learner.augment):
         named += [(owner, name) for name in getattr(owner, "compilable", ())]
     plain = [(owner, name, getattr(owner, name)) for owner, name in named]
@@ -261,6 +261,7 @@ def prepare_cuda() -> None:
     """Process-wide settings: let cuDNN choose its fastest kernels, keep compiled code across runs and processes."""
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_root() / "compiled"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(data_root() / "compiled" / "triton"))
     # Advice on matrix products in float32, of which the networks that are compiled have one.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # Every method of a fleet compiles the same functions for other constants; the default keeps only eight.

@@ -16,14 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
+from holdfast.models import fused
 from holdfast.nested import Nested, split
 from holdfast.rng import global_state, restore_globally
 
-__all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm"]
+__all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm", "normalized_relu"]
 
 
 class _Groups:
@@ -102,6 +104,8 @@ class GroupedBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """The normalised input, of the same shape."""
+        if self.has_kernels(input):
+            return self.with_kernels(input)
         sizes = self.groups.sizes
         if len(sizes) < 2 or not (self.training or self.running_mean is None):  # statistics come from the batch
             return super().forward(input)
@@ -109,9 +113,30 @@ class GroupedBatchNorm(_BatchNorm):
         if input.shape[0] != self.groups.rows:
             self.groups.strayed = True
             return super().forward(input)  # what it gives does not matter: `GroupedForward` takes the pass back
-        if len(set(sizes)) == 1 and input[0, 0].numel() * sizes[0] > 1:  # one value has no variance: let torch say so
+        if self._equal(input):
             return self._forward_equal(input, len(sizes))
         return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
+
+    def _equal(self, input: Tensor) -> bool:
+        """Whether the groups are of one size, with more than one value each: torch says that one has no variance."""
+        sizes = self.groups.sizes or (input.shape[0],)
+        return len(set(sizes)) == 1 and sizes[0] * len(sizes) == input.shape[0] and input[0, 0].numel() * sizes[0] > 1
+
+    def has_kernels(self, input: Tensor) -> bool:
+        """Whether `with_kernels` computes what `forward` is to compute."""
+        usual = self.training and self.affine and self.momentum is not None
+        return usual and fused.supports(input) and self._equal(input)
+
+    def with_kernels(self, input: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
+        """The normalised input, on a GPU; plus `shortcut` and behind a ReLU at no cost."""
+        groups = len(self.groups.sizes) or 1
+        self.calls += groups > 1
+        out, statistics = fused.batchnorm(
+            input, self.weight, self.bias, groups=groups, eps=self.eps, relu=relu, shortcut=shortcut
+        )
+        if self.track_running_stats:
+            fused.follow(statistics, self, count=input.numel() // statistics[0].numel())
+        return out
 
     def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
         """All groups at once: one reduction instead of one per group."""
@@ -140,13 +165,29 @@ class GroupedBatchNorm(_BatchNorm):
                 self.running_var.lerp_(variance, self.momentum)
 
 
+def normalized_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    """ReLU of what `norm` makes of `x`, plus `shortcut`; one operation where `norm` has kernels and nobody listens."""
+    if isinstance(norm, GroupedBatchNorm) and norm.has_kernels(x) and not _hooked(norm):
+        return norm.with_kernels(x, shortcut, relu=True)
+    normalized = norm(x)
+    return F.relu(normalized if shortcut is None else normalized + shortcut)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether there are hooks that want to see what `module` is given or gives."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
 def group_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every BatchNorm in `model` by a grouped one that shares its parameters and buffers; returns the model.
 
     Called twice, it changes nothing the second time. Works on models from anywhere; one with a LazyBatchNorm must have
     seen a minibatch before. The rows that reach a BatchNorm must be the samples in their order. A model that gives it
     another number of rows, for instance every frame of a sequence as one, gets separate passes. One that gives it as
-    many in another order is not noticed and would mix the minibatches: leave that one as it is.
+    many in another order is not noticed and would mix the minibatches: leave that one as it is. On a GPU, with channels
+    last, there are kernels for it, through which gradients of gradients do not pass.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and any(map(is_lazy, [*module.parameters(), *module.buffers()])):

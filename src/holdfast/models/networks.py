@@ -9,6 +9,7 @@ from math import prod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
 __all__ = ["MLP", "MODELS", "ResNet18"]
@@ -52,14 +53,16 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        return F.relu(out + self.shortcut(x))
+        out = normalized_relu(self.bn1, self.conv1(x))
+        return normalized_relu(self.bn2, self.conv2(out), self.shortcut(x))
 
 
 @MODELS.register("resnet18")
 class ResNet18(nn.Module):
     """ResNet-18 for small images: 3x3 stem, no max-pooling, global average pooling, one linear layer."""
+
+    compiles = False
+    """On a GPU all that counts is in large kernels already, and nothing is left for a compiler to fuse."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
         super().__init__()
@@ -74,6 +77,6 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
-        features = self.blocks(F.relu(self.bn(self.conv(x)))).mean(dim=(2, 3))
+        features = self.blocks(normalized_relu(self.bn, self.conv(x))).mean(dim=(2, 3))
         out: Tensor = self.classifier(features)
         return out

@@ -1,0 +1,122 @@
+"""BatchNorm per minibatch, the shortcut and the ReLU behind it, as one differentiable operation on a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["batchnorm", "follow", "supports"]
+
+_HAS_TRITON = find_spec("triton") is not None  # comes with PyTorch for NVIDIA GPUs under Linux
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_VALUES = 2**31 - 1
+"""Addresses within a tensor have 32 bits in the kernels."""
+
+
+def supports(x: Tensor) -> bool:
+    """Whether there are kernels for `x` (B, C, ...): on a GPU, channels last, without gaps."""
+    known = _HAS_TRITON and x.dtype in _DTYPES and 0 < x.numel() <= _MOST_VALUES
+    return known and _capable(x.device) and x.movedim(1, -1).is_contiguous()
+
+
+def _capable(device: torch.device) -> bool:
+    """Whether Triton compiles for `device`: NVIDIA's from Volta on."""
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 7
+
+
+def batchnorm(
+    x: Tensor, weight: Tensor, bias: Tensor, *, groups: int, eps: float, relu: bool, shortcut: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Normalise `groups` minibatches of equal size in `x`, each by itself: output, means and variances (2, groups, C).
+
+    `shortcut`, of the shape of `x`, is added before the ReLU.
+    """
+    if shortcut is not None:
+        shortcut = _dense(shortcut)
+    out, statistics = _batchnorm(x, weight, bias, shortcut, groups, eps, relu)
+    return out, statistics.detach()  # the derivative is that of the output alone
+
+
+def follow(statistics: Tensor, norm: _BatchNorm, count: int) -> None:
+    """Update the running statistics of `norm` as if the groups, of `count` values a channel, had come one by one."""
+    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    _follow(statistics, *running, norm.momentum, count / (count - 1))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """`x` (B, C, ...) with channels last and without gaps in memory."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@torch.library.custom_op("holdfast::batchnorm", mutates_args=())
+def _batchnorm(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor]:
+    from holdfast.models import kernels  # only here: compiled networks never look inside, and it imports Triton
+
+    return kernels.forward(x, weight, bias, shortcut, groups, eps, relu)
+
+
+@torch.library.custom_op("holdfast::batchnorm_backward", mutates_args=())
+def _batchnorm_backward(
+    dy: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from holdfast.models import kernels
+
+    return kernels.backward(dy, x, y, weight, bias, statistics, eps, relu)
+
+
+@_batchnorm.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(2, groups, x.shape[1], dtype=torch.float32)
+
+
+@_batchnorm_backward.register_fake
+def _(dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    dshortcut = x.new_empty(0) if y is None else torch.empty_like(y)
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias), dshortcut
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, shortcut, _, ctx.eps, ctx.relu = inputs
+    y, statistics = output
+    ctx.set_materialize_grads(False)  # no zeros for the statistics, which have no gradient
+    ctx.save_for_backward(x, None if shortcut is None else y, weight, bias, statistics)
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 7
+    x, y, *others = ctx.saved_tensors
+    dx, dweight, dbias, dshortcut = _batchnorm_backward(_dense(dy), x, y, *others, ctx.eps, ctx.relu)
+    return dx, dweight, dbias, None if y is None else dshortcut, None, None, None
+
+
+@torch.library.custom_op("holdfast::follow", mutates_args=("mean", "variance", "batches"))
+def _follow(
+    statistics: Tensor, mean: Tensor, variance: Tensor, batches: Tensor, momentum: float, correction: float
+) -> None:
+    from holdfast.models import kernels
+
+    kernels.follow(statistics, mean, variance, batches, momentum, correction)
+
+
+@_follow.register_fake
+def _(*_: Any) -> None:
+    pass
+
+
+_batchnorm.register_autograd(_differentiate, setup_context=_remember)
