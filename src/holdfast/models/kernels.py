@@ -10,6 +10,8 @@ those up, in a fixed order, so that equal inputs give equal bits. Tensors are (r
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -23,23 +25,23 @@ READS = 4
 """How many turns of a program's loop are under way at once."""
 PROGRAMS = 384
 """So many fill the device."""
-MOST_PIECES = 128
+FEW_PIECES, MOST_PIECES = 16, 128
 """Every program of a second kernel reads the sums of all pieces of its group."""
 
 
 @triton.jit
-def _piece(rows, PIECES: tl.constexpr, LENGTH: tl.constexpr):
+def _piece(rows, pieces, length):
     """Of this program: its group, its first row, and the row behind the group's last."""
-    group = tl.program_id(1) // PIECES
-    return group, group * rows + (tl.program_id(1) % PIECES) * LENGTH, (group + 1) * rows
+    group = tl.program_id(1) // pieces
+    return group, group * rows + (tl.program_id(1) % pieces) * length, (group + 1) * rows
 
 
 @triton.jit
-def _sums(partial, group, channel, channels, PIECES: tl.constexpr):
+def _sums(partial, group, pieces, channel, channels, PIECES: tl.constexpr):
     """The two sums of a group, from those of its pieces."""
-    piece = group * PIECES + tl.arange(0, PIECES)
-    at = partial + (2 * piece)[:, None] * channels + channel[None, :]
-    there = (channel < channels)[None, :]
+    piece = tl.arange(0, PIECES)[:, None]
+    at = partial + 2 * (group * pieces + piece) * channels + channel[None, :]
+    there = (piece < pieces) & (channel < channels)[None, :]
     return tl.sum(tl.load(at, there, 0.0), 0), tl.sum(tl.load(at + channels, there, 0.0), 0)
 
 
@@ -68,26 +70,26 @@ def _statistics(mean, variance, weight, bias, group, channel, channels, eps):
     return middle[None, :], rate[None, :], scale[None, :], shift[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "turns"])
 def _add_up(
     x,
     partial,
     rows,
     channels,
-    PIECES: tl.constexpr,
-    TURNS: tl.constexpr,
+    pieces,
+    turns,
     UNROLLED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     """Sums of a piece's values and of their squares, less the group's first value: the mean may be far from 0."""
-    group, start, end = _piece(rows, PIECES, TURNS * ROWS)
+    group, start, end = _piece(rows, pieces, turns * ROWS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = (channel < channels)[None, :]
     origin = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for turn in tl.range(TURNS, loop_unroll_factor=UNROLLED):
+    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
         row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
         at = row * channels + channel[None, :]
         value = tl.load(x + at, (row < end) & there, 0.0).to(tl.float32)
@@ -97,7 +99,7 @@ def _add_up(
     _keep_sums(partial, total, squares, channel, channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "turns"])
 def _normalize(
     x,
     shortcut,
@@ -110,28 +112,29 @@ def _normalize(
     rows,
     channels,
     eps,
+    pieces,
+    turns,
     RELU: tl.constexpr,
     SHORTCUT: tl.constexpr,
     PIECES: tl.constexpr,
-    TURNS: tl.constexpr,
     UNROLLED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     """The layer's output; the first piece of each group also keeps the group's mean and variance."""
-    group, start, end = _piece(rows, PIECES, TURNS * ROWS)
+    group, start, end = _piece(rows, pieces, turns * ROWS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = (channel < channels)[None, :]
-    total, squares = _sums(partial, group, channel, channels, PIECES)
+    total, squares = _sums(partial, group, pieces, channel, channels, PIECES)
     offset = total / rows
     spread = _cut(squares / rows - offset * offset)
     middle = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32) + offset
-    if tl.program_id(1) % PIECES == 0:
+    if tl.program_id(1) % pieces == 0:
         tl.store(mean + group * channels + channel, middle, channel < channels)
         tl.store(variance + group * channels + channel, spread, channel < channels)
     scale = tl.load(weight + channel, channel < channels, 0.0).to(tl.float32) * tl.rsqrt(spread + eps)
     shift = tl.load(bias + channel, channel < channels, 0.0).to(tl.float32)
-    for turn in tl.range(TURNS, loop_unroll_factor=UNROLLED):
+    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
         row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
         at = row * channels + channel[None, :]
         here = (row < end) & there
@@ -143,7 +146,7 @@ def _normalize(
         tl.store(y + at, value.to(y.dtype.element_ty), here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "turns"])
 def _add_up_slopes(
     x,
     dy,
@@ -157,10 +160,10 @@ def _add_up_slopes(
     rows,
     channels,
     eps,
+    pieces,
+    turns,
     RELU: tl.constexpr,
     SHORTCUT: tl.constexpr,
-    PIECES: tl.constexpr,
-    TURNS: tl.constexpr,
     UNROLLED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -169,13 +172,13 @@ def _add_up_slopes(
 
     What the ReLU let through is computed again where that needs no other data than is read anyway.
     """
-    group, start, end = _piece(rows, PIECES, TURNS * ROWS)
+    group, start, end = _piece(rows, pieces, turns * ROWS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = (channel < channels)[None, :]
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     along = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for turn in tl.range(TURNS, loop_unroll_factor=UNROLLED):
+    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
         row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
         at = row * channels + channel[None, :]
         here = (row < end) & there
@@ -191,7 +194,7 @@ def _add_up_slopes(
     _keep_sums(partial, total, along, channel, channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "pieces", "turns"])
 def _descend(
     x,
     dy,
@@ -206,29 +209,30 @@ def _descend(
     rows,
     channels,
     eps,
+    groups,
+    pieces,
+    turns,
     RELU: tl.constexpr,
-    GROUPS: tl.constexpr,
     PIECES: tl.constexpr,
-    TURNS: tl.constexpr,
     UNROLLED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     """The gradient of the layer's input; the first program of each channel also adds up those of the parameters."""
-    group, start, end = _piece(rows, PIECES, TURNS * ROWS)
+    group, start, end = _piece(rows, pieces, turns * ROWS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = (channel < channels)[None, :]
-    total, along = _sums(partial, group, channel, channels, PIECES)
+    total, along = _sums(partial, group, pieces, channel, channels, PIECES)
     if tl.program_id(1) == 0:
         all_total, all_along = total, along
-        for other in tl.static_range(1, GROUPS):
-            other_total, other_along = _sums(partial, other, channel, channels, PIECES)
+        for other in range(1, groups):
+            other_total, other_along = _sums(partial, other, pieces, channel, channels, PIECES)
             all_total += other_total
             all_along += other_along
         tl.store(dbias + channel, all_total.to(dbias.dtype.element_ty), channel < channels)
         tl.store(dweight + channel, all_along.to(dweight.dtype.element_ty), channel < channels)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
-    for turn in tl.range(TURNS, loop_unroll_factor=UNROLLED):
+    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
         row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
         at = row * channels + channel[None, :]
         here = (row < end) & there
@@ -240,7 +244,7 @@ def _descend(
         tl.store(dx + at, slope.to(dx.dtype.element_ty), here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _follow(
     statistics,
     running_mean,
@@ -249,7 +253,7 @@ def _follow(
     channels,
     momentum,
     correction,
-    GROUPS: tl.constexpr,
+    groups,
     CHANNELS: tl.constexpr,
 ):
     """Running statistics after the groups in order."""
@@ -257,46 +261,58 @@ def _follow(
     there = channel < channels
     mean = tl.load(running_mean + channel, there).to(tl.float32)
     variance = tl.load(running_var + channel, there).to(tl.float32)
-    for group in tl.static_range(GROUPS):
+    for group in range(groups):
         mean += momentum * (tl.load(statistics + group * channels + channel, there) - mean)
-        found = tl.load(statistics + (GROUPS + group) * channels + channel, there)
+        found = tl.load(statistics + (groups + group) * channels + channel, there)
         variance += momentum * (found * correction - variance)
     tl.store(running_mean + channel, mean.to(running_mean.dtype.element_ty), there)
     tl.store(running_var + channel, variance.to(running_var.dtype.element_ty), there)
     if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + GROUPS)
+        tl.store(batches, tl.load(batches) + groups)
 
 
-def _plan(groups: int, rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid of programs, and how a group is cut: into as many pieces as there is room for, of two turns or more."""
+class _Plan(NamedTuple):
+    """How the programs share the work on one layer."""
+
+    rows: int
+    """Of a group."""
+    channels: int
+    grid: tuple[int, int]
+    cut: tuple[int, int]
+    """Into how many pieces a group is cut, and how many turns of its loop a program needs for one."""
+    loop: dict[str, int]
+    """What is compiled into the loop. Only a few values each, since a kernel is compiled for every combination."""
+    most: int
+    """The least of two numbers of pieces that is enough."""
+
+
+def _plan(x: Tensor, groups: int) -> _Plan:
+    """As many pieces as there is room for, of two turns or more."""
+    channels = x.shape[1]
+    rows = x.numel() // channels // groups
     blocks = triton.cdiv(channels, CHANNELS)
-    most = max(1, min(MOST_PIECES, PROGRAMS // (groups * blocks), rows // (2 * ROWS)))
-    pieces = 1 << most.bit_length() - 1  # Triton's blocks are powers of two
+    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * blocks), rows // (2 * ROWS)))
+    pieces = 1 << room.bit_length() - 1  # most layers are divided evenly by powers of two
     turns = triton.cdiv(rows, pieces * ROWS)
-    sizes = {
-        "PIECES": pieces,
-        "TURNS": turns,
-        "UNROLLED": min(turns, READS),
-        "ROWS": ROWS,
-        "CHANNELS": CHANNELS,
-        "num_warps": WARPS,
-    }
-    return (blocks, groups * pieces), sizes
+    reads = READS if turns >= READS else 2
+    loop = {"UNROLLED": reads, "ROWS": ROWS, "CHANNELS": CHANNELS, "num_warps": WARPS}
+    most = FEW_PIECES if pieces <= FEW_PIECES else MOST_PIECES
+    return _Plan(rows, channels, (blocks, groups * pieces), (pieces, turns), loop, most)
 
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
     """Output, and means and variances (2, groups, channels)."""
-    channels = x.shape[1]
-    rows = x.numel() // channels // groups
-    grid, sizes = _plan(groups, rows, channels)
-    partial = x.new_empty(grid[1], 2, channels, dtype=torch.float32)
-    statistics = x.new_empty(2, groups, channels, dtype=torch.float32)
+    plan = _plan(x, groups)
+    shape = (plan.rows, plan.channels)
+    partial = x.new_empty(plan.grid[1], 2, plan.channels, dtype=torch.float32)
+    statistics = x.new_empty(2, groups, plan.channels, dtype=torch.float32)
     y = torch.empty_like(x)
-    _add_up[grid](x, partial, rows, channels, **sizes)
-    sources = (x, x if shortcut is None else shortcut, y, partial, weight, bias, *statistics)
-    _normalize[grid](*sources, rows, channels, eps, RELU=relu, SHORTCUT=shortcut is not None, **sizes)
+    _add_up[plan.grid](x, partial, *shape, *plan.cut, **plan.loop)
+    kind = {"RELU": relu, "SHORTCUT": shortcut is not None, "PIECES": plan.most}
+    tensors = (x, x if shortcut is None else shortcut, y, partial, weight, bias, *statistics)
+    _normalize[plan.grid](*tensors, *shape, eps, *plan.cut, **kind, **plan.loop)
     return y, statistics
 
 
@@ -311,19 +327,21 @@ def backward(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of input, weight, bias and shortcut; `y` is the output where there was a shortcut, else None."""
-    _, groups, channels = statistics.shape
-    rows = x.numel() // channels // groups
-    grid, sizes = _plan(groups, rows, channels)
-    partial = x.new_empty(grid[1], 2, channels, dtype=torch.float32)
+    groups = statistics.shape[1]
+    plan = _plan(x, groups)
+    shape = (plan.rows, plan.channels)
+    partial = x.new_empty(plan.grid[1], 2, plan.channels, dtype=torch.float32)
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     dshortcut = x.new_empty(0) if y is None else torch.empty_like(y)
-    given = (weight, bias, *statistics)
-    outputs = (dy, x, x) if y is None else (dy, y, dshortcut)
-    _add_up_slopes[grid](x, *outputs, partial, *given, rows, channels, eps, RELU=relu, SHORTCUT=y is not None, **sizes)
-    masked, again = (dy, relu) if y is None else (dshortcut, False)
-    _descend[grid](
-        x, masked, dx, partial, *given, dweight, dbias, rows, channels, eps, RELU=again, GROUPS=groups, **sizes
+    given = (partial, weight, bias, *statistics)
+    around = (dy, x, x) if y is None else (dy, y, dshortcut)
+    _add_up_slopes[plan.grid](
+        x, *around, *given, *shape, eps, *plan.cut, RELU=relu, SHORTCUT=y is not None, **plan.loop
     )
+    # The shortcut's gradient is the output's behind the ReLU.
+    dy, again = (dy, relu) if y is None else (dshortcut, False)
+    results = (dweight, dbias, *shape, eps, groups, *plan.cut)
+    _descend[plan.grid](x, dy, dx, *given, *results, RELU=again, PIECES=plan.most, **plan.loop)
     return dx, dweight, dbias, dshortcut
 
 
@@ -334,5 +352,5 @@ def follow(
     _, groups, channels = statistics.shape
     block = 256
     _follow[(triton.cdiv(channels, block),)](
-        statistics, mean, variance, batches, channels, momentum, correction, GROUPS=groups, CHANNELS=block
+        statistics, mean, variance, batches, channels, momentum, correction, groups, CHANNELS=block
     )
