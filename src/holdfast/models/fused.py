@@ -58,7 +58,8 @@ def _batchnorm(
 ) -> tuple[Tensor, Tensor]:
     from holdfast.models import kernels  # only here: compiled networks never look inside, and it imports Triton
 
-    return kernels.forward(x, weight, bias, shortcut, groups, eps, relu)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches on the current GPU else
+        return kernels.forward(x, weight, bias, shortcut, groups, eps, relu)
 
 
 @torch.library.custom_op("holdfast::batchnorm_backward", mutates_args=())
@@ -74,7 +75,8 @@ def _batchnorm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from holdfast.models import kernels
 
-    return kernels.backward(dy, x, y, weight, bias, statistics, eps, relu)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        return kernels.backward(dy, x, y, weight, bias, statistics, eps, relu)
 
 
 @_batchnorm.register_fake
@@ -111,7 +113,8 @@ def _follow(
 ) -> None:
     from holdfast.models import kernels
 
-    kernels.follow(statistics, mean, variance, batches, momentum, correction)
+    with torch.cuda.device_of(mean):  # type: ignore[no-untyped-call]
+        kernels.follow(statistics, mean, variance, batches, momentum, correction)
 
 
 @_follow.register_fake
