@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, fused, group_batchnorm
+from holdfast.models.batchnorm import normalized_relu
 from holdfast.rng import generator, seeded_globally
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -201,6 +202,22 @@ def test_where_there_are_no_kernels(monkeypatch):
     GroupedForward(group_batchnorm(nn.BatchNorm2d(4, affine=False)).to(DEVICE))(x, (3, 3))
     norm.eval()(x)
     assert not uses
+
+
+def test_what_does_not_fit_is_refused_as_ever():
+    norm = group_batchnorm(nn.BatchNorm2d(4)).to(DEVICE)
+    for x in (randn(6, 5, 3, 3), randn(6, 1, 1, 1)[:, 0, 0, 0]):
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            norm(x)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        norm(randn(1, 4, 1, 1))
+
+
+@pytest.mark.parametrize("shortcut", [randn(1, 4, 1, 1), randn(6, 4, 3, 3).double()], ids=["broadcast", "wider"])
+def test_other_shortcuts_are_added_as_ever(shortcut):
+    norm = group_batchnorm(nn.BatchNorm2d(4)).to(DEVICE)
+    x = randn(6, 4, 3, 3)
+    torch.testing.assert_close(normalized_relu(norm, x, shortcut), (norm(x) + shortcut).relu(), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_that_are_not_samples_are_noticed():

@@ -123,9 +123,10 @@ class GroupedBatchNorm(_BatchNorm):
         return len(set(sizes)) == 1 and sizes[0] * len(sizes) == input.shape[0] and input[0, 0].numel() * sizes[0] > 1
 
     def has_kernels(self, input: Tensor) -> bool:
-        """Whether `with_kernels` computes what `forward` is to compute."""
+        """Whether `with_kernels` computes what `forward` is to compute; shapes that do not fit are for torch to refuse."""
         usual = self.training and self.affine and self.momentum is not None
-        return usual and fused.supports(input) and self._equal(input)
+        fits = usual and input.dim() > 1 and input.shape[1] == self.num_features and input.device == self.weight.device
+        return fits and fused.supports(input) and self._equal(input)
 
     def with_kernels(self, input: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
         """The normalised input, on a GPU; plus `shortcut` and behind a ReLU at no cost."""
@@ -167,7 +168,8 @@ class GroupedBatchNorm(_BatchNorm):
 
 def normalized_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     """ReLU of what `norm` makes of `x`, plus `shortcut`; one operation where `norm` has kernels and nobody listens."""
-    if isinstance(norm, GroupedBatchNorm) and norm.has_kernels(x) and not _hooked(norm):
+    alike = shortcut is None or (shortcut.shape, shortcut.dtype) == (x.shape, x.dtype)
+    if alike and isinstance(norm, GroupedBatchNorm) and norm.has_kernels(x) and not _hooked(norm):
         return norm.with_kernels(x, shortcut, relu=True)
     normalized = norm(x)
     return F.relu(normalized if shortcut is None else normalized + shortcut)
