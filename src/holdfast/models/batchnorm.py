@@ -123,7 +123,7 @@ class GroupedBatchNorm(_BatchNorm):
         return len(set(sizes)) == 1 and sizes[0] * len(sizes) == input.shape[0] and input[0, 0].numel() * sizes[0] > 1
 
     def has_kernels(self, input: Tensor) -> bool:
-        """Whether `with_kernels` computes what `forward` is to compute; shapes that do not fit are for torch to refuse."""
+        """Whether `with_kernels` computes what `forward` is to compute; what does not fit is for torch to refuse."""
         usual = self.training and self.affine and self.momentum is not None
         fits = usual and input.dim() > 1 and input.shape[1] == self.num_features and input.device == self.weight.device
         return fits and fused.supports(input) and self._equal(input)
