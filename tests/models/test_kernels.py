@@ -136,6 +136,36 @@ def test_half_precision(kind, dtype):
     assert slopes[1].dtype == slopes[2].dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_gradients(kind):
+    """As a penalty on gradients takes them."""
+    relu, _ = KINDS[kind]
+    x, weight, bias, shortcut, dy = case(2, 6, 5, (3, 2), kind)
+
+    def penalty(normalize, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, weight, bias, shortcut) if t is not None]
+        out = normalize(leaves)
+        gradients = torch.autograd.grad(out, leaves, dy.to(dtype), create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in gradients), leaves, allow_unused=True)
+
+    def kernel(leaves):
+        added = leaves[3] if shortcut is not None else None
+        return fused.batchnorm(*leaves[:3], groups=2, eps=1e-5, relu=relu, shortcut=added)[0]
+
+    def plain(leaves):
+        out = torch.cat([F.batch_norm(part, None, None, *leaves[1:3], training=True) for part in leaves[0].chunk(2)])
+        out = out + leaves[3] if shortcut is not None else out
+        return out.relu() if relu else out
+
+    for ours, theirs in zip(penalty(kernel, torch.float32), penalty(plain, torch.float64), strict=True):
+        expected = torch.zeros(()) if theirs is None else theirs
+        size = float(expected.abs().max()) or 1.0
+        got = torch.zeros(()) if ours is None else ours
+        torch.testing.assert_close(
+            got.double() * torch.ones_like(expected), expected.double(), rtol=1e-3, atol=1e-4 * size
+        )
+
+
 def test_equal_inputs_give_equal_bits():
     inputs = case(3, 16, 64, (8, 8), "shortcut")
     first, second = kernels(*inputs, 3, True), kernels(*inputs, 3, True)

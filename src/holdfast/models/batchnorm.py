@@ -188,8 +188,7 @@ def group_batchnorm(model: nn.Module) -> nn.Module:
     Called twice, it changes nothing the second time. Works on models from anywhere; one with a LazyBatchNorm must have
     seen a minibatch before. The rows that reach a BatchNorm must be the samples in their order. A model that gives it
     another number of rows, for instance every frame of a sequence as one, gets separate passes. One that gives it as
-    many in another order is not noticed and would mix the minibatches: leave that one as it is. On a GPU, with channels
-    last, there are kernels for it, through which gradients of gradients do not pass.
+    many in another order is not noticed and would mix the minibatches: leave that one as it is.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and any(map(is_lazy, [*module.parameters(), *module.buffers()])):

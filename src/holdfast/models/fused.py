@@ -107,6 +107,48 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     return dx, dweight, dbias, None if y is None else dshortcut, None, None, None
 
 
+def _plain_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, bias: Tensor, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the kernels compute, (dx, dweight, dbias, dshortcut), in operations that torch can differentiate."""
+    shape = (groups, -1, *x.shape[1:])
+    axes = [1, *range(3, x.dim() + 1)]
+    per_channel = (-1, *[1] * (x.dim() - 2))
+    wide = x.float().reshape(shape)
+    variance, mean = torch.var_mean(wide, dim=axes, correction=0, keepdim=True)
+    rate = torch.rsqrt(variance + eps)
+    normalized = (wide - mean) * rate
+    scale = weight.float().view(per_channel)
+    slope = dy.float().reshape(shape)
+    if y is not None:
+        slope = slope * (y > 0).reshape(shape)
+    elif relu:
+        slope = slope * (normalized * scale + bias.float().view(per_channel) > 0)
+    along = slope * normalized
+    inner = slope - slope.mean(axes, keepdim=True) - normalized * along.mean(axes, keepdim=True)
+    dx = (scale * rate * inner).reshape(x.shape).to(x.dtype)
+    sums = [each.sum(dim=[0, *axes]).to(weight.dtype) for each in (along, slope)]
+    return dx, sums[0], sums[1], x.new_empty(0) if y is None else slope.reshape(x.shape).to(x.dtype)
+
+
+def _remember_again(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.eps, ctx.relu = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_again(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of gradients, for penalties on them: rare enough for plain operations."""
+    dy, x, y, weight, bias, statistics = ctx.saved_tensors
+    with torch.enable_grad():
+        dy, x, weight = (tensor.detach().requires_grad_() for tensor in (dy, x, weight))
+        results = _plain_backward(dy, x, weight, y, bias, statistics.shape[1], ctx.eps, ctx.relu)
+        used = [(result, given) for result, given in zip(results, gradients, strict=True) if given is not None]
+        outputs, given = zip(*used, strict=True)
+        by_dy, by_x, by_weight = torch.autograd.grad(outputs, (dy, x, weight), given, allow_unused=True)
+    return by_dy, by_x, None, by_weight, None, None, None, None
+
+
 @torch.library.custom_op("holdfast::follow", mutates_args=("mean", "variance", "batches"))
 def _follow(
     statistics: Tensor, mean: Tensor, variance: Tensor, batches: Tensor, momentum: float, correction: float
@@ -123,3 +165,4 @@ def _(*_: Any) -> None:
 
 
 _batchnorm.register_autograd(_differentiate, setup_context=_remember)
+_batchnorm_backward.register_autograd(_differentiate_again, setup_context=_remember_again)
