@@ -163,7 +163,7 @@ def failing(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "holdfast.checkpoint._flush", "pathlib.Path.replace"])
+@pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "holdfast.checkpoint.flush", "pathlib.Path.replace"])
 def test_failing_anywhere_keeps_the_old_one(written, monkeypatch, place):
     with monkeypatch.context() as patch:
         patch.setattr(place, failing)
@@ -221,7 +221,7 @@ def test_processes_that_write_the_same_checkpoint_take_turns(path):
 
 def test_a_writer_that_is_killed_holds_nobody_up(written):
     """It leaves its file and no lock."""
-    script = "import os, sys; from pathlib import Path; from holdfast.locks import held\n"
+    script = "import os, sys; from pathlib import Path; from holdfast.files import held\n"
     script += "with held(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     scratch = written.with_name(f".{written.name}.new")
     assert subprocess.run([sys.executable, "-c", script, str(scratch)]).returncode == -9

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.errors import CheckpointError, UsageError
-from holdfast.locks import held
+from holdfast.files import flush, held
 
 __all__ = ["NONSENSE", "VERSION", "Checkpoint", "discard", "read", "write"]
 
@@ -57,13 +57,13 @@ def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, A
             try:
                 # Not save_file, which writes to a name of its own choice that a kill would leave behind.
                 scratch.write_bytes(save(tensors, {KEY: header}))
-                _flush(scratch)  # the rename must not overtake the content
+                flush(scratch)  # the rename must not overtake the content
                 scratch.replace(path)
             except BaseException:
                 scratch.unlink(missing_ok=True)
                 raise
         with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
-            _flush(path.parent, os.O_RDONLY)
+            flush(path.parent, os.O_RDONLY)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
@@ -192,12 +192,3 @@ def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
         if tensors[name].numel():
             digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _flush(path: Path, flags: int = os.O_RDWR) -> None:
-    """Wait until the file, or the names in a folder, are on the disk."""
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as nesting
 
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.files import replacing
 from holdfast.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -167,16 +168,11 @@ def _onnx_file(program: ExportedProgram, x: Any, about: str) -> bytes:
 
 def _keep(content: bytes, path: Path, kind: str, exercises: Sequence[Exercise]) -> Exported:
     """Write the file under another name, compare its answers with the model's, and only then give it its own."""
-    scratch = path.with_name(f".{path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as scratch:
             scratch.write_bytes(content)
             answer = _torch_answers(scratch) if kind == "torch" else _onnx_answers(scratch)
             difference = None if answer is None else _difference(answer, kind, exercises)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
     except OSError as error:
         raise HoldfastError(
             f"the model could not be written to {path}: {error.strerror or error}. Choose another place."

@@ -23,7 +23,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.locks import held
+from holdfast.files import held
 
 __all__ = ["RunResult", "check_writable", "environment", "find", "parse_json", "read", "save"]
 

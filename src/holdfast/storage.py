@@ -22,7 +22,7 @@ from torch import Tensor
 
 from holdfast import checkpoint
 from holdfast.errors import StorageError, UsageError
-from holdfast.locks import lock
+from holdfast.files import lock
 
 __all__ = ["Folder", "HostMemory", "Memory", "choose"]
 

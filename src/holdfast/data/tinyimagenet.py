@@ -24,6 +24,7 @@ from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Progress, Statu
 from holdfast.data.download import archive_status, fetch_archive, missing
 from holdfast.data.files import Archive
 from holdfast.errors import DataError
+from holdfast.files import replacing
 
 __all__ = ["TinyImageNet"]
 
@@ -270,21 +271,16 @@ def _read_cache(path: Path, contents: Contents) -> tuple[Tensor, Tensor] | None:
 
 
 def _write_cache(path: Path, key: str, train: Tensor, test: Tensor) -> None:
-    """Writes beside `path` and renames, so that a reader sees all or nothing. A failure costs time, no result."""
+    """A failure costs time, no result."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file({"train": train, "test": test}, part, metadata={"key": key})
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())  # else a crash could leave the new name on empty pages
-        part.chmod(0o644)  # safetensors leaves it private; a data root may be shared
-        part.replace(path)
+        with replacing(path) as part:
+            save_file({"train": train, "test": test}, part, metadata={"key": key})
+            part.chmod(0o644)  # safetensors leaves it private; a data root may be shared
     except (OSError, SafetensorError) as error:
         warnings.warn(f"The decoded images could not be kept at {path} ({error}).", stacklevel=2)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 DATASETS.register("tinyimagenet", "100,000 + 10,000 colour 64 x 64 photographs, 200 classes")(

@@ -17,6 +17,7 @@ from holdfast import results
 from holdfast.analysis.kept import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
+from holdfast.files import replacing
 from holdfast.results import RunResult
 
 __all__ = ["MEASURES_FILE", "Results", "Skipped", "Stored", "load_results"]
@@ -66,10 +67,9 @@ class Stored:
     def add_measures(self, measures: dict[str, float]) -> None:
         """Add numbers of an analysis, and keep them beside the result, whole or not at all."""
         self.measures.update(measures)
-        scratch = self.path.with_name(f".{MEASURES_FILE}-{os.getpid()}")
-        with suppress(OSError):  # somebody else's folder may be read-only, and they can be computed again
+        # Somebody else's folder may be read-only, and they can be computed again.
+        with suppress(OSError), replacing(self.path.with_name(MEASURES_FILE)) as scratch:
             scratch.write_text(json.dumps(self.measures, indent=1) + "\n", encoding="utf-8")
-            scratch.replace(self.path.with_name(MEASURES_FILE))
 
 
 class Skipped(NamedTuple):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from holdfast.analysis.runs import Findings, analyze_run
 from holdfast.errors import HoldfastError
 from holdfast.experiments import EXPERIMENTS, Experiment, Results, Skipped, Stored, Table, assess
+from holdfast.files import replacing
 from holdfast.registry import unknown_name
 from holdfast.report.analyses import compare
 from holdfast.report.charts import comparison_bars, comparison_charts, table_charts
@@ -69,15 +68,8 @@ def write_report(
     """Write the report to `path`, whole or not at all; returns the path."""
     text = render_report(results, format, experiment, analyses=analyses, kept=kept)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(scratch).chmod(0o644)
-            Path(scratch).replace(path)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
+        with replacing(path) as scratch:
+            scratch.write_text(text, "utf-8")
     except OSError as error:
         raise HoldfastError(
             f"the report could not be written to {path}: {error.strerror or error}. Choose another file with --out."

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.experiments import Results
-from holdfast.locks import held
+from holdfast.files import held, replacing
 from holdfast.sweep.claims import HEARTBEAT, Claims
 from holdfast.sweep.engine import Event
 
@@ -157,11 +157,8 @@ def _record_failure(out: Path, event: Event) -> None:
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "platform": platform.platform(),
     }
-    scratch = path.with_name(f".{path.name}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError), replacing(path) as scratch:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        scratch.replace(path)
 
 
 def _recorded_error(out: Path, config: RunConfig) -> str:

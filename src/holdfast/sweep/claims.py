@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import RunConfig
-from holdfast.locks import held
+from holdfast.files import held
 from holdfast.results import parse_json
 
 __all__ = ["HEARTBEAT", "SILENCE", "Claims", "is_gone", "signature"]

@@ -23,6 +23,7 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
+from holdfast.files import replacing
 from holdfast.sweep.claims import HEARTBEAT, SILENCE, is_gone, signature
 from holdfast.sweep.engine import POLL, Emit, Event, Job, carry_out, failure
 from holdfast.training import choose_device
@@ -204,7 +205,8 @@ class Remote:
             fingerprint = path.rsplit("/", 2)[1]
             target = self.folder / fingerprint / results.RESULT
             if not target.exists():
-                _write(target, self._files.cat_file(path))
+                with replacing(target) as scratch:
+                    scratch.write_bytes(self._files.cat_file(path))
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -270,12 +272,5 @@ class Remote:
     def mirror(self, config: RunConfig, values: dict[str, object]) -> None:
         """Keep the numbers of a result that a node has uploaded."""
         assert self.folder is not None
-        _write(self.folder / config.fingerprint / results.RESULT, (json.dumps(values) + "\n").encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_bytes(content)
-    scratch.replace(path)
+        with replacing(self.folder / config.fingerprint / results.RESULT) as scratch:
+            scratch.write_text(json.dumps(values) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""Locks on files, which end with the process that holds them, however that ends."""
+"""Files that are written whole or not at all, and locks, which end with the process that holds them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,34 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 
-__all__ = ["held", "lock"]
+__all__ = ["flush", "held", "lock", "replacing"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write a file to, which takes the place of `path` at the end of the block.
+
+    If the block raises, what was there before stays, and nothing else is left. The folder is made if need be.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}-{os.getpid()}-{get_ident()}")
+    try:
+        yield scratch
+        flush(scratch)  # the rename must not overtake the content
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def flush(path: Path, flags: int = os.O_RDWR) -> None:
+    """Wait until the file, or the names in a folder, are on the disk."""
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def lock(handle: int, *, wait: bool = True) -> bool:
