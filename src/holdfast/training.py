@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,25 +120,13 @@ def _train(
         state.untrained = evaluate(model, exams, benchmark.normalize, config.precision).class_il
     clock.lap("setup")
 
-    # A run that continues enters each of the three loops where it left them.
+    # A run that continues enters this loop, and those over epochs and minibatches, where it left them.
     for stage in range(progress.task, len(stages)):
         progress.task = stage
         data = stages[stage]()
         engine.load(data, benchmark.classes)
         clock.lap("data")
-        for epoch in range(progress.epoch, config.epochs):
-            progress.epoch = epoch
-            state.epoch_order = generators["order"].get_state()  # from which the epoch's order is made again
-            epoch_batches = list(batches(len(data.labels), config.batch_size, generators["order"]))
-            for indices in epoch_batches[progress.batch :]:
-                engine.step(indices)
-                progress.advance(len(epoch_batches))
-                if engine.log.due():
-                    progress.losses = _read(engine, progress)
-                if keeper is not None and keeper.due():
-                    keeper.keep(state)
-                yield progress
-            progress.batch = 0
+        yield from _learn(len(data.labels), batches, state, keeper)
         progress.losses = _read(engine, progress)
         clock.lap("training")
         # What has been seen, and the next task for forward transfer; after the last stage that is everything.
@@ -162,6 +150,29 @@ def _train(
         logits=_answers(logits, exams),
         weights={name: tensor.cpu().clone().contiguous() for name, tensor in model.state_dict().items()},
     )
+
+
+def _learn(
+    samples: int,
+    batches: Callable[[int, int, torch.Generator], Iterable[Tensor]],
+    state: _State,
+    keeper: Keeper | None,
+) -> Iterator[Progress]:
+    """All epochs on the data that the engine holds."""
+    engine, progress, order = state.engine, state.progress, state.generators["order"]
+    for epoch in range(progress.epoch, progress.config.epochs):
+        progress.epoch = epoch
+        state.epoch_order = order.get_state()  # from which the epoch's order is made again
+        epoch_batches = list(batches(samples, progress.config.batch_size, order))
+        for indices in epoch_batches[progress.batch :]:
+            engine.step(indices)
+            progress.advance(len(epoch_batches))
+            if engine.log.due():
+                progress.losses = _read(engine, progress)
+            if keeper is not None and keeper.due():
+                keeper.keep(state)
+            yield progress
+        progress.batch = 0
 
 
 def _prepare(
