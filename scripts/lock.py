@@ -23,9 +23,9 @@ HEADER = """\
 
 
 def pins(text: str) -> dict[str, str]:
-    """Name -> version, as constraints.txt spells them."""
+    """Name -> version, with the marker behind it where there is one, as constraints.txt spells them."""
     lines = (line.strip() for line in text.splitlines())
-    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
 
 
 def render(hashes: dict[tuple[str, str], list[str]]) -> str:
@@ -44,12 +44,13 @@ def find_hashes(wanted: dict[str, str]) -> dict[tuple[str, str], list[str]]:
     shelf = PyPIRepository([], cache_dir=str(ROOT / "build" / "lock-cache"))
     found = {}
     with shelf.allow_all_wheels():
-        for number, (name, version) in enumerate(wanted.items(), start=1):
+        for number, (name, pin) in enumerate(wanted.items(), start=1):
+            version = pin.partition(";")[0].strip()
             candidates = [c for c in shelf.find_all_candidates(name) if c.version.public == version]
             digests = sorted({digest for candidate in candidates if (digest := _digest(candidate.link))})
             if not digests:
                 sys.exit(f"{name} {version}: no file with a hash was found. Is the version right?")
-            found[name, version] = digests
+            found[name, pin] = digests
             print(f"{number}/{len(wanted)} {name} {version}: {len(digests)} files", file=sys.stderr)
     return found
 

@@ -11,10 +11,10 @@ PINS = SCRIPT["pins"]((ROOT / "constraints.txt").read_text("utf-8"))
 
 
 def entries():
-    """(name, version) -> digests, as the lock file has them."""
+    """(name, version and marker) -> digests, as the lock file has them."""
     joined = LOCK.replace(" \\\n", " ")
-    lines = [line.split() for line in joined.splitlines() if not line.startswith("#")]
-    return {tuple(line[0].split("==")): [word.removeprefix("--hash=sha256:") for word in line[1:]] for line in lines}
+    lines = [re.split(r"\s+--hash=sha256:", line) for line in joined.splitlines() if not line.startswith("#")]
+    return {tuple(pin.split("==", 1)): digests for pin, *digests in lines}
 
 
 def test_it_names_the_versions_of_the_constraints_and_no_others():
