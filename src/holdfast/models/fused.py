@@ -58,7 +58,7 @@ def _batchnorm(
 ) -> tuple[Tensor, Tensor]:
     from holdfast.models import kernels  # only here: compiled networks never look inside, and it imports Triton
 
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches on the current GPU else
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # else Triton takes the current GPU
         return kernels.forward(x, weight, bias, shortcut, groups, eps, relu)
 
 

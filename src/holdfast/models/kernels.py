@@ -30,10 +30,18 @@ FEW_PIECES, MOST_PIECES = 16, 128
 
 
 @triton.jit
-def _piece(rows, pieces, length):
-    """Of this program: its group, its first row, and the row behind the group's last."""
+def _place(rows, pieces, turns, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Of this program: its group and channels, its first row, and the row behind the group's last."""
     group = tl.program_id(1) // pieces
-    return group, group * rows + (tl.program_id(1) % pieces) * length, (group + 1) * rows
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    return group, channel, group * rows + (tl.program_id(1) % pieces) * turns * ROWS, (group + 1) * rows
+
+
+@triton.jit
+def _block(start, turn, end, channel, channels, ROWS: tl.constexpr):
+    """Where the values of a turn are, and which of them exist."""
+    row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
+    return row * channels + channel[None, :], (row < end) & (channel < channels)[None, :]
 
 
 @triton.jit
@@ -83,17 +91,13 @@ def _add_up(
     CHANNELS: tl.constexpr,
 ):
     """Sums of a piece's values and of their squares, less the group's first value: the mean may be far from 0."""
-    group, start, end = _piece(rows, pieces, turns * ROWS)
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    there = (channel < channels)[None, :]
+    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     origin = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
-        at = row * channels + channel[None, :]
-        value = tl.load(x + at, (row < end) & there, 0.0).to(tl.float32)
-        value = tl.where(row < end, value - origin, 0.0)
+        at, here = _block(start, turn, end, channel, channels, ROWS)
+        value = tl.where(here, tl.load(x + at, here, 0.0).to(tl.float32) - origin, 0.0)
         total += value
         squares += value * value
     _keep_sums(partial, total, squares, channel, channels)
@@ -122,9 +126,7 @@ def _normalize(
     CHANNELS: tl.constexpr,
 ):
     """The layer's output; the first piece of each group also keeps the group's mean and variance."""
-    group, start, end = _piece(rows, pieces, turns * ROWS)
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    there = (channel < channels)[None, :]
+    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     total, squares = _sums(partial, group, pieces, channel, channels, PIECES)
     offset = total / rows
     spread = _cut(squares / rows - offset * offset)
@@ -135,9 +137,7 @@ def _normalize(
     scale = tl.load(weight + channel, channel < channels, 0.0).to(tl.float32) * tl.rsqrt(spread + eps)
     shift = tl.load(bias + channel, channel < channels, 0.0).to(tl.float32)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
-        at = row * channels + channel[None, :]
-        here = (row < end) & there
+        at, here = _block(start, turn, end, channel, channels, ROWS)
         value = (tl.load(x + at, here, 0.0).to(tl.float32) - middle[None, :]) * scale[None, :] + shift[None, :]
         if SHORTCUT:
             value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
@@ -172,16 +172,12 @@ def _add_up_slopes(
 
     What the ReLU let through is computed again where that needs no other data than is read anyway.
     """
-    group, start, end = _piece(rows, pieces, turns * ROWS)
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    there = (channel < channels)[None, :]
+    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     along = tl.zeros([ROWS, CHANNELS], tl.float32)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
-        at = row * channels + channel[None, :]
-        here = (row < end) & there
+        at, here = _block(start, turn, end, channel, channels, ROWS)
         value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
         slope = tl.load(dy + at, here, 0.0).to(tl.float32)
         if SHORTCUT:
@@ -219,9 +215,7 @@ def _descend(
     CHANNELS: tl.constexpr,
 ):
     """The gradient of the layer's input; the first program of each channel also adds up those of the parameters."""
-    group, start, end = _piece(rows, pieces, turns * ROWS)
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    there = (channel < channels)[None, :]
+    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     total, along = _sums(partial, group, pieces, channel, channels, PIECES)
     if tl.program_id(1) == 0:
         all_total, all_along = total, along
@@ -233,9 +227,7 @@ def _descend(
         tl.store(dweight + channel, all_along.to(dweight.dtype.element_ty), channel < channels)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
-        at = row * channels + channel[None, :]
-        here = (row < end) & there
+        at, here = _block(start, turn, end, channel, channels, ROWS)
         value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
         slope = tl.load(dy + at, here, 0.0).to(tl.float32)
         if RELU:
