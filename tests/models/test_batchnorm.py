@@ -67,6 +67,24 @@ def assert_same(plain, fused, x, sizes, *, weight=None, **tolerance):
     torch.testing.assert_close(buffers_b, buffers_a, **tolerance)
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_gradients(kind, options):
+    """As a penalty on gradients takes them."""
+    layer, rest = KINDS[kind]
+    plain = prepared(layer(3, **OPTIONS[options]).double())
+    fused = group_batchnorm(copy.deepcopy(plain))
+    found = []
+    for forward, model in ((separate, plain), (lambda model, x, sizes: GroupedForward(model)(x, sizes), fused)):
+        x = randn(12, 3, *rest).requires_grad_()
+        leaves = [x, *model.parameters()]
+        output = torch.cat(forward(model, x, (4, 4, 4)))
+        gradients = torch.autograd.grad((output.sin() * randn(*output.shape, seed=9)).sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(each.square().sum() for each in gradients), leaves))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def too_small(kind, sizes):
     """One value per channel has no variance."""
     return kind == "1d" and 1 in sizes

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
 from holdfast.models import fused
+from holdfast.models.normalize import Normalize
 from holdfast.nested import Nested, split
 from holdfast.rng import global_state, restore_globally
 
@@ -37,54 +38,6 @@ class _Groups:
         """Their sum."""
         self.strayed = False
         """Whether a BatchNorm was given other rows than one per sample, which no size of a minibatch tells apart."""
-
-
-class _Normalize(torch.autograd.Function):
-    """Batch normalisation of x (G, B, C, ...) with statistics per group and channel: (normalised, mean, variance).
-
-    The derivative is written out because automatic differentiation of the mean and variance would read x once more.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-        # Half-precision inputs are reduced in float32, as the built-in BatchNorm does.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        variance, mean = torch.var_mean(wide, dim=_axes(x), correction=0, keepdim=True)
-        scale = rate = torch.rsqrt(variance + eps)
-        shift = -mean * rate
-        if weight is not None and bias is not None:
-            scale, shift = rate * _per_channel(weight, x), shift * _per_channel(weight, x) + _per_channel(bias, x)
-        ctx.save_for_backward(x, mean, rate, weight)
-        ctx.mark_non_differentiable(mean, variance)
-        normalised = wide * scale + shift
-        if normalised.dtype != x.dtype:  # converting to the same type makes gradients 0 where torch 2.11 compiles this
-            normalised = normalised.to(x.dtype)
-        return normalised, mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rate, weight = ctx.saved_tensors
-        axes = _axes(x)
-        dy = gradient.to(mean.dtype)
-        normalised = (x.to(mean.dtype) - mean) * rate
-        total = dy.sum(dim=axes, keepdim=True)
-        along = (dy * normalised).sum(dim=axes, keepdim=True)
-        count = x[0].numel() // x.shape[2]
-        slope = rate if weight is None else rate * _per_channel(weight, x)
-        dx = slope * (dy - total / count - normalised * (along / count))
-        if weight is None:
-            return dx.to(x.dtype), None, None, None
-        return dx.to(x.dtype), along.sum(dim=0).view_as(weight), total.sum(dim=0).view_as(weight), None
-
-
-def _axes(x: Tensor) -> list[int]:
-    """All axes of (G, B, C, ...) but the group and the channel."""
-    return [1, *range(3, x.dim())]
-
-
-def _per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """A parameter (C,) shaped to go with x (G, B, C, ...)."""
-    return parameter.view(-1, *[1] * (x.dim() - 3))
 
 
 class GroupedBatchNorm(_BatchNorm):
@@ -142,7 +95,7 @@ class GroupedBatchNorm(_BatchNorm):
     def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
         """All groups at once: one reduction instead of one per group."""
         x = input.view(groups, -1, *input.shape[1:])
-        out, mean, variance = _Normalize.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        out, mean, variance = Normalize.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         if self.training and self.track_running_stats:
             count = x[0].numel() // x.shape[2]
             self._update_running(mean.flatten(1), variance.flatten(1) * (count / (count - 1)))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from holdfast.models.normalize import derivative, moments, per_channel
+
 __all__ = ["batchnorm", "follow", "supports"]
 
 _HAS_TRITON = find_spec("triton") is not None  # comes with PyTorch for NVIDIA GPUs under Linux
@@ -111,24 +113,18 @@ def _plain_backward(
     dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, bias: Tensor, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the kernels compute, (dx, dweight, dbias, dshortcut), in operations that torch can differentiate."""
-    shape = (groups, -1, *x.shape[1:])
-    axes = [1, *range(3, x.dim() + 1)]
-    per_channel = (-1, *[1] * (x.dim() - 2))
-    wide = x.float().reshape(shape)
-    variance, mean = torch.var_mean(wide, dim=axes, correction=0, keepdim=True)
+    grouped = x.reshape(groups, -1, *x.shape[1:])
+    mean, variance = moments(grouped)
     rate = torch.rsqrt(variance + eps)
-    normalized = (wide - mean) * rate
-    scale = weight.float().view(per_channel)
-    slope = dy.float().reshape(shape)
+    slope = dy.reshape(grouped.shape)
     if y is not None:
-        slope = slope * (y > 0).reshape(shape)
+        slope = slope * (y > 0).reshape(grouped.shape)
     elif relu:
-        slope = slope * (normalized * scale + bias.float().view(per_channel) > 0)
-    along = slope * normalized
-    inner = slope - slope.mean(axes, keepdim=True) - normalized * along.mean(axes, keepdim=True)
-    dx = (scale * rate * inner).reshape(x.shape).to(x.dtype)
-    sums = [each.sum(dim=[0, *axes]).to(weight.dtype) for each in (along, slope)]
-    return dx, sums[0], sums[1], x.new_empty(0) if y is None else slope.reshape(x.shape).to(x.dtype)
+        normalized = (grouped - mean) * rate
+        slope = slope * (normalized * per_channel(weight, grouped) + per_channel(bias, grouped) > 0)
+    dx, dweight, dbias = derivative(slope, grouped, mean, rate, weight)
+    dshortcut = x.new_empty(0) if y is None else slope.reshape(x.shape)
+    return dx.reshape(x.shape), dweight.to(weight.dtype), dbias.to(weight.dtype), dshortcut
 
 
 def _remember_again(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
