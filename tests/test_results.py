@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, environment, find, read, save
+from holdfast.results import RunResult, environment, find, read, save, store
+from holdfast.results import result as result_module
 
 NAN = math.nan
 CONFIG = RunConfig.preset("rot-mnist", "simclr", buffer_size=200, seed=3, tasks=3).parse(
@@ -159,7 +159,7 @@ def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatc
     elif place == "write_text":
         monkeypatch.setattr(Path, "write_text", fail)
     else:
-        monkeypatch.setattr(f"holdfast.results.{place}", fail)
+        monkeypatch.setattr(f"holdfast.results.store.{place}", fail)
     with pytest.raises(HoldfastError, match=r"could not be written to .*: No space left on device"):
         save(result(shift=-3.0), tmp_path)
     monkeypatch.undo()
@@ -170,9 +170,9 @@ def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatc
 
 def test_failure_inside_safetensors_is_told_like_any_other(tmp_path, monkeypatch):
     """It has an error class of its own, which is no OSError."""
-    original = results.save_file
+    original = store.save_file
     monkeypatch.setattr(
-        results, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
+        store, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
     )
     with pytest.raises(HoldfastError, match="could not be written"):
         save(result(), tmp_path / "out")
@@ -183,7 +183,7 @@ def test_interruption_leaves_nothing(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(results, "_replace_folder", interrupt)
+    monkeypatch.setattr(store, "_replace_folder", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(result(), tmp_path)
     assert listing(tmp_path) == []
@@ -285,15 +285,15 @@ def test_environment_is_plain_and_tells_the_versions():
 
 def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monkeypatch):
     package = tmp_path / "src" / "holdfast"
-    package.mkdir(parents=True)
-    module = package / "results.py"
+    (package / "results").mkdir(parents=True)
+    module = package / "results" / "result.py"
     module.write_text("a = 1\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    monkeypatch.setattr(results, "__file__", str(module))
+    monkeypatch.setattr(result_module, "__file__", str(module))
 
     def commit():
-        results._commit.cache_clear()
-        return results._commit()
+        result_module._commit.cache_clear()
+        return result_module._commit()
 
     try:
         assert commit() is None
@@ -306,4 +306,4 @@ def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monk
         module.write_text("a = 2\n")
         assert commit() == f"{head}-dirty"
     finally:
-        results._commit.cache_clear()
+        result_module._commit.cache_clear()
