@@ -22,9 +22,11 @@ from holdfast.augment import CropFlip, Normalize
 from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
 from holdfast.data import Dataset, data_root
-from holdfast.learners import BfloatTwin, Sgd, method_names
+from holdfast.engine import BfloatTwin
+from holdfast.learners import Sgd, method_names
 from holdfast.rng import generator
-from holdfast.training import Keeper, train
+from holdfast.run_state import Checkpointer
+from holdfast.training import train
 from killed import few_digits
 
 CPU = torch.device("cpu")
@@ -69,7 +71,7 @@ def assert_identical(one: hf.RunResult, other: hf.RunResult) -> None:
     assert one.timing["steps"] == other.timing["steps"]
 
 
-class At(Keeper):
+class At(Checkpointer):
     """Keeps the state once, right after a given step of this process."""
 
     def __init__(self, path, settings, step):
@@ -108,7 +110,7 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
     stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
     for before, after in zip([0, *stops], stops, strict=False):
         assert stop_after(after - before, settings, stream, path).step == after
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_stopped_after_every_single_step(small, path):
@@ -121,10 +123,10 @@ def test_stopped_after_every_single_step(small, path):
     for step in range(1, len(by_step) + 1):
         progress = stop_after(1, settings, stream, path)
         assert progress == by_step[step]
-    result = finish(train(settings, stream, CPU, Keeper(path, settings, CPU)))
+    result = finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU)))
     assert_identical(result, expected)
     # Done already, it is evaluated again.
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
@@ -178,7 +180,7 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     for steps in (4, 5):
         stop_after(steps, settings, stream, path)
         torch.rand(steps)  # as if in another process, where dropout's generator is elsewhere
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 # Stopped by Ctrl-C
@@ -207,7 +209,7 @@ def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted)
     expected, usual = hf.run(settings, device="cpu"), [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     interrupted([3, 4])
     for step in (3, 7):
-        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is saved in .* it continues"):
             hf.run(settings, device="cpu", checkpoint=path)
         assert checkpoint.read(path, "run").state["progress"]["step"] == step
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
@@ -410,7 +412,7 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast(*command)
     assert code == 130
-    assert f"stopped after step 2; its state is kept in runs/checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"stopped after step 2; its state is saved in runs/checkpoints/{settings.fingerprint}.safetensors" in err
     code, err = holdfast(*command)
     assert code == 0
     assert "continuing from" in err

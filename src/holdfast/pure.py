@@ -33,7 +33,7 @@ def pure(function: Callable[P, R]) -> Callable[P, R]:
     """
     compiled: list[Callable[..., Any]] = []
 
-    @wraps(function)
+    @wraps(function, updated=())  # a network is a function here, its weights are not attributes of this one
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # Inside another compiled function, PyTorch's compiler follows the plain one.
         if not _compiling.get() or torch.compiler.is_compiling():

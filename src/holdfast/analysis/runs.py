@@ -24,10 +24,11 @@ from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import Robustness, robustness_of
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
 from holdfast.benchmarks import Benchmark, make_benchmark, shared_dataset
-from holdfast.config import WITHOUT_BUFFER, RunConfig
+from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
+from holdfast.methods import needs_buffer
 from holdfast.results import RunResult
 from holdfast.training import build_model
 
@@ -412,7 +413,7 @@ def _reference(summaries: Sequence[Summary]) -> Summary | None:
 
 def _rivals(summaries: Sequence[Summary]) -> list[Summary]:
     """The methods the claims are about: er with something added, not the bounds sgd and joint."""
-    return [summary for summary in summaries if summary.method not in (REFERENCE, *WITHOUT_BUFFER)]
+    return [summary for summary in summaries if summary.method != REFERENCE and needs_buffer(summary.method)]
 
 
 def _gains(summaries: Sequence[Summary]) -> dict[str, dict[str, float | None]]:

@@ -13,6 +13,7 @@ from holdfast.buffer.folder import Folder
 from holdfast.buffer.memory import HostMemory, Memory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, leaves, outline, rebuild
+from holdfast.pure import pure
 from holdfast.rng import restore
 
 __all__ = ["Reservoir", "distinct", "place"]
@@ -30,6 +31,7 @@ Below, doing something with all of them is faster, and decides what seeds mean: 
 """
 
 
+@pure
 def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     """The slot of each of B samples offered in order, (B,) int64; `capacity` stands for "nowhere".
 
@@ -84,8 +86,6 @@ class Reservoir:
     tensor for that reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are
     known there.
     """
-
-    compilable = ("place",)
 
     def __init__(
         self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"

@@ -44,7 +44,7 @@ class BfloatTwin(PlainSgd):
                 self.twins.append(twin)
         converted = {id(master) for master in self.masters}
         super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
-        model.register_load_state_dict_post_hook(_refresher(self))
+        model.register_load_state_dict_post_hook(_refresher(self))  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -59,8 +59,7 @@ class BfloatTwin(PlainSgd):
     @torch.no_grad()
     def step(self) -> None:
         """Move the float32 weights against the gradients, and the twin with them."""
-        if super().gradients():
-            super().step()
+        super().step()
         pairs = zip(self.masters, self.twins, strict=True)
         moved = [(master, twin, twin.grad) for master, twin in pairs if twin.grad is not None]
         if moved:
@@ -74,7 +73,7 @@ class BfloatTwin(PlainSgd):
 
 
 @pure
-def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor], lr: Any) -> None:
     """Compiled, it reads and writes each weight once."""
     torch._foreach_add_(masters, gradients, alpha=-lr)
     torch._foreach_copy_(twins, masters)

@@ -83,12 +83,12 @@ class CapturedEngine(Engine):
     def step(self, indices: Tensor) -> None:
         """One step on these samples."""
         buffer = self.learner.buffer
-        key = (len(indices), buffer.stored if buffer else 0)
+        key = (len(indices), 0 if buffer is None else buffer.stored)
         captured = self._graphs.get(key)
         if captured is not None:
             captured.indices.copy_(indices)
             captured.graph.replay()
-            if buffer:
+            if buffer is not None:
                 buffer.recount(buffer.offered + len(indices))
         else:
             self._first_steps(key, indices)
@@ -97,7 +97,7 @@ class CapturedEngine(Engine):
     def _first_steps(self, key: tuple[int, int], indices: Tensor) -> None:
         """A step of a kind that has not been captured: eagerly, or by capturing it now."""
         buffer = self.learner.buffer
-        usual = len(indices) == self._batch_size and (not buffer or buffer.stored == buffer.capacity)
+        usual = len(indices) == self._batch_size and (buffer is None or buffer.stored == buffer.capacity)
         self._uses[key] += 1
         with compiled_calls(usual and self._compiled):
             if self._uses[key] <= self.WARMUP or not self._capturable:
@@ -124,7 +124,7 @@ class CapturedEngine(Engine):
             graph.register_generator_state(generator)
         static = indices.clone()
         buffer = self.learner.buffer
-        offered = buffer.offered if buffer else 0
+        offered = 0 if buffer is None else buffer.offered
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream(self.device)):
                 self._execute(static)
@@ -132,7 +132,7 @@ class CapturedEngine(Engine):
             torch.cuda.synchronize(self.device)
             for generator, state in states:
                 renew(generator, state)
-            if buffer:
+            if buffer is not None:
                 buffer.recount(offered)
             raise
         return _Graph(graph, static)

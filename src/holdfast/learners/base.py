@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self, Unpack
+from typing import Any, ClassVar, NoReturn, Self, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,31 +130,28 @@ class Learner:
         """What the step descends, its terms, and what it offers to the buffer. `x` and `y` are on the device."""
         raise NotImplementedError
 
-    def descend(self, losses: Losses) -> None:
-        """One step of the optimiser along the gradient of the losses."""
+    def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
+        """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
+        losses = losses if isinstance(losses, Losses) else Losses(losses)
         gradients = self.backward(losses)
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
-        self.step(losses)
+        (optimizer or self.optimizer).step()
+        if self.scheduler is not None:
+            self.scheduler.step(*([losses.total.detach()] if self._schedules_by_loss else []))
 
     def backward(self, losses: Losses) -> list[Tensor]:
-        """Compute the gradients; returns those that `step` will apply, which may still be changed in place."""
+        """Compute the gradients; returns those that the optimiser will apply, which may still be changed in place."""
         forget_gradients(self.optimizer)
         losses.total.backward()  # type: ignore[no-untyped-call]
         return gradients_of(self.optimizer, self.model)
-
-    def step(self, losses: Losses) -> None:
-        """Update the weights, then the learning rate."""
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step(*([losses.total.detach()] if self._schedules_by_loss else []))
 
     def commit(self, losses: Losses) -> None:
         """Finish the step after the update: offer the minibatch to the buffer."""
         if losses.offer is not None and self.buffer is not None:
             self.buffer.add(*losses.offer)
 
-    # --- what a method computes with -----------------------------------------------------------------------------------
+    # --- what a method computes with ---------------------------------------------------------------------------------
 
     def view(self, *inputs: Nested) -> Nested:
         """What the network is shown of these inputs, as one minibatch in new memory: augment may work in place."""
@@ -316,14 +313,13 @@ class Learner:
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
         """The learner of a run."""
-        given = cls.arguments(config)
+        given = cls.arguments(config) | dict(config.settings)
         if cls.needs_buffer:
             given |= {"buffer_size": config.buffer_size, "generator": parts.generator}
         return cls(
             parts.model,
             parts.optimizer,
             **given,
-            **dict(config.settings),
             augment=parts.view,
             network=parts.network,
             scheduler=parts.scheduler,
@@ -344,7 +340,7 @@ class ReplayLearner(Learner):
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
         generator = options.pop("generator", None)
-        super().__init__(model, optimizer, **options)
+        super().__init__(model, optimizer, **cast(Options, options))
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
             self.buffer = Reservoir(size, generator=generator, storage=storage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -43,13 +43,22 @@ class Losses:
             return torch.zeros_like(self.total)
         raise AttributeError(f"this step has no loss term '{name}'; it has {', '.join(self.as_dict())}.")
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.as_dict().values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Losses) and self.as_dict() == other.as_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
     def as_dict(self) -> dict[str, Tensor]:
         """The total and the terms by name."""
         return {"total": self.total, **self.terms}
 
     def detach(self) -> Losses:
         """The same numbers without gradient, and without the minibatch."""
-        return Losses(**{name: term.detach() for name, term in self.as_dict().items()})
+        terms = {name: term.detach() for name, term in self.terms.items()}
+        return Losses(self.total.detach(), offer=None, **terms)
 
     def __repr__(self) -> str:
         return f"Losses({', '.join(f'{name}={term.item():.4g}' for name, term in self.as_dict().items())})"

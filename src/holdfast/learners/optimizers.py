@@ -96,8 +96,9 @@ class PlainSgd:
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter against its gradient."""
-        moved: list[Tensor] = [parameter for parameter in self.parameters if parameter.grad is not None]
-        self._move(moved, self.gradients())
+        moved = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        if moved:
+            self._move([parameter for parameter, _ in moved], [gradient for _, gradient in moved])
 
     def _move(self, parameters: list[Tensor], directions: list[Tensor]) -> None:
         if isinstance(self.lr, Tensor):

@@ -127,4 +127,3 @@ def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -
     if weights.dim() != 1 or not bool((weights.isfinite() & (weights > 0)).all()):
         raise UsageError("class_weights must be one finite number above 0 for each of the model's outputs.")
     return weights
-

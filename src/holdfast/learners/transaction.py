@@ -161,7 +161,6 @@ class Transaction:
             with self._together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
                     learner.buffer.check_whole(*losses.offer)
-                    learner.buffer.reserve(*losses.offer)
                 _check_loss(losses.total, read, self._minibatch)
         except HoldfastError:
             self.roll_back()
