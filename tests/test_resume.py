@@ -544,11 +544,11 @@ def test_loading_copies_in_place_and_shares_nothing():
     for x, y in stream(3):
         one.observe(x, y)
         other.observe(y=y, x=x * 2)
-    addresses = [value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]]
+    tensors = [*other.model.parameters(), *other.buffer._storage.columns, other.buffer.seen]
+    addresses = [value.data_ptr() for value in tensors]
     other.load_state_dict(one.state_dict())
-    assert addresses == [
-        value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]
-    ]
+    tensors = [*other.model.parameters(), *other.buffer._storage.columns, other.buffer.seen]
+    assert addresses == [value.data_ptr() for value in tensors]
     expected = copy.deepcopy(one.state_dict())
     for x, y in stream(2):
         other.observe(x, y)

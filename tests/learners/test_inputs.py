@@ -64,8 +64,8 @@ def test_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x | {"left": x["left"][..., :2]}, r"x\['left'\] of shape \(1, 6, 2\) per sample"),
-        (lambda x: x | {"left": x["left"].float()}, r"x\['left'\] of type torch.float32"),
+        (lambda x: x | {"left": x["left"][..., :2]}, r"x\['left'\] is \(1, 6, 2\) float64, stored is \(1, 6, 3\)"),
+        (lambda x: x | {"left": x["left"].float()}, r"x\['left'\] is \(1, 6, 3\) float32, stored is"),
         (lambda x: {side: x[side] for side in ("left", "right")}, r"x\['ids'\]\[0\] is missing"),
         (lambda x: x | {"left": x["left"][:3]}, r"x\['left'\] has 3"),
         (lambda x: x | {"left": None}, r"x\['left'\] is of type NoneType"),

@@ -226,7 +226,7 @@ def test_as_many_targets_as_inputs():
 def test_targets_must_go_on_as_they_began():
     learner = make("er", nn.Linear(3, 1), loss=F.mse_loss)
     learner.observe(torch.zeros(4, 3), torch.zeros(4, 1))
-    with pytest.raises(UsageError, match=r"y of shape \(2,\) per sample do not fit"):
+    with pytest.raises(UsageError, match=r"y is \(2,\) float32, stored is \(1,\) float32"):
         learner.observe(torch.zeros(4, 3), torch.zeros(4, 2))
 
 
