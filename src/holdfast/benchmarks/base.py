@@ -54,6 +54,8 @@ class Benchmark:
     """Whether training views are randomly cropped and flipped."""
     batches: Callable[[int, int, torch.Generator], Iterable[Tensor]] = shuffled
     """(samples, batch size, generator) -> the index batches of one epoch of a task."""
+    corruptible: ImageSet | None = None
+    """The test images of all tasks in the order of a published set of corruptions of them; None if there is none."""
 
     def train_view(self, generator: torch.Generator) -> View:
         """What the network is shown of training images; `generator` decides augmentation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def seq_mnist(config: RunConfig, root: Path) -> Benchmark:
 @BENCHMARKS.register("seq-cifar10", "CIFAR-10, 5 tasks of 2 classes")
 def seq_cifar10(config: RunConfig, root: Path) -> Benchmark:
     """CIFAR-10 in tasks of new classes."""
-    return _benchmark(config, root, "cifar10", 5, _CIFAR, augment=True)
+    benchmark = _benchmark(config, root, "cifar10", 5, _CIFAR, augment=True)
+    return replace(benchmark, corruptible=load("cifar10", root).test)  # CIFAR-10-C follows the order of the test set
 
 
 @BENCHMARKS.register("seq-cifar100", "CIFAR-100, 5 tasks of 20 classes (also --tasks 10 or 20)")
