@@ -16,7 +16,7 @@ from holdfast.analysis.calibration import Calibration, calibration
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import CorruptedImages, Robustness, robustness
-from holdfast.benchmarks import Benchmark, build
+from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
@@ -124,7 +124,7 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
 
 def exam_images(config: RunConfig, root: Path) -> ImageSet:
     """All images a run is tested on; if corruptions of them are published, in the order of that publication."""
-    benchmark = build(config, root)
+    benchmark = make_benchmark(config, root)
     if benchmark.corruptible is not None:
         return benchmark.corruptible
     tests = [task.test for task in benchmark.tasks]
@@ -190,7 +190,7 @@ def final_model(
     folder: Path, config: RunConfig, weights: Mapping[str, Tensor], root: Path
 ) -> tuple[nn.Module, Benchmark]:
     """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
-    benchmark = build(config, root)
+    benchmark = make_benchmark(config, root)
     model = build_model(config, benchmark)
     try:
         model.load_state_dict(dict(weights))
