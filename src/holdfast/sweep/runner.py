@@ -14,7 +14,7 @@ from holdfast.errors import HoldfastError
 from holdfast.plugins import import_plugins
 from holdfast.training import Progress, run
 
-__all__ = ["POLL", "Emit", "Event", "Job", "Runner", "carry_out", "failure", "throttled"]
+__all__ = ["POLL", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path", "failure", "throttled"]
 
 POLL = 0.5
 """Seconds between two looks at runs that report nothing."""
@@ -59,6 +59,11 @@ class Runner(Protocol):
         result is saved. When this returns or raises, Ctrl-C included, none of its runs goes on.
         """
         ...
+
+
+def checkpoint_path(out: Path, config: RunConfig) -> Path:
+    """Where the state of a run is saved while it goes on; readers of results pass over hidden folders."""
+    return out / ".checkpoints" / f"{config.fingerprint}.safetensors"
 
 
 def carry_out(config: RunConfig, job: Job, on_step: Callable[[Progress], None] | None = None) -> None:
