@@ -167,7 +167,7 @@ def test_a_folder_for_results_that_is_gone_at_the_end_is_made_anew(holdfast, tmp
 
 
 def test_output_that_cannot_be_written():
-    with open("/dev/full", "w") as device:
+    with Path("/dev/full").open("w") as device:
         done = subprocess.run(
             [sys.executable, "-m", "holdfast", "list"], stdout=device, stderr=subprocess.PIPE, text=True
         )
