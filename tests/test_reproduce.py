@@ -37,7 +37,7 @@ def holdfast(monkeypatch, capfd, tmp_path, small):
     """Call the command in an empty folder, runs in this process; gives (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr("holdfast.cli.reproduce.local_engine", lambda device, jobs: inline)
+    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda device, jobs: inline)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *arguments])
@@ -79,7 +79,7 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
     assert "differs: buffer 20, er, rot-mnist: +20.00, allowed 5.97" in out
     assert "1 cells agree, 1 differ, 0 have no run" in out
     assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
-    assert "claim consistency-beats-er: refuted, 1 of 2 checks hold (published: 1 of 1)" in out
+    assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
 
 
 def test_dry_run(holdfast, tmp_path, small):
@@ -139,7 +139,7 @@ def test_interruption(holdfast, tmp_path, small, monkeypatch):
         emit(Event("started", next(configs)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.reproduce.local_engine", lambda device, jobs: interrupted)
+    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda device, jobs: interrupted)
     code, _, err = holdfast("small", "--seeds", "1")
     assert code == 130
     assert "0 runs done, 0 were there, 3 left; the same command continues" in err

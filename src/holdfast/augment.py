@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
+from holdfast.pure import pure
 
 __all__ = ["CropFlip", "Normalize", "View"]
 
@@ -47,8 +48,6 @@ class CropFlip:
     Padding comes before normalisation: padded pixels are black, not the mean.
     """
 
-    compilable = ("render",)
-
     def __init__(self, normalize: View, generator: torch.Generator, padding: int = 4) -> None:
         self.normalize, self.generator, self.padding = normalize, generator, padding
 
@@ -57,6 +56,7 @@ class CropFlip:
         uniforms = torch.rand(3, len(images), 1, generator=self.generator, device=images.device)
         return self.render(images, uniforms)
 
+    @pure
     def render(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """The view for random numbers `uniforms` (3, B, 1) in [0, 1): shift down, shift right, flip."""
         view: Tensor = self.normalize(self.crop_flip(images, uniforms))

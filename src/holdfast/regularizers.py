@@ -25,14 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.registry import Registry
+from holdfast.methods import REGULARIZERS
 
 __all__ = ["REGULARIZERS", "Regularizer"]
 
 Regularizer = Callable[..., Tensor]
 """A function of two (B, C) logit tensors; its hyper-parameters are keyword arguments with defaults."""
-
-REGULARIZERS: Registry[Regularizer] = Registry("regularizer")
 
 
 # --- strict consistency: the logits themselves must stay where they were ---------------------------------------------
