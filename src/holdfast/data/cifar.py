@@ -106,7 +106,7 @@ class Cifar(ArchivedSource):
         return Dataset(train, test, len(names), names)
 
     def _folder_status(self, folder: Path, verify: bool) -> Status:
-        return files_status(folder, self.checksums, (lambda: self._read_folder(folder)) if verify else None)
+        return files_status(folder, self.checksums, self._read_folder if verify else None)
 
     def _read_folder(self, folder: Path) -> dict[str, bytes]:
         remedy = "Unpack the archive again."

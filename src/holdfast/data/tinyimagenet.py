@@ -203,15 +203,13 @@ def _decode_image(tree: Tree, name: str) -> np.ndarray[tuple[int, ...], np.dtype
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(tree.read(name)), formats=("JPEG",)) as image:
-            if image.size != (SIDE, SIDE):  # before anything of that size is made
-                width, height = image.size
-                raise DataError(f"{tree.path / name} is {width} x {height} pixels; 64 x 64 expected.")
-            pixels = np.asarray(image.convert("RGB"))
-    except DataError:
-        raise
+        image = Image.open(io.BytesIO(tree.read(name)), formats=("JPEG",))
+        # Pixels of other images are never decoded: they may need any amount of memory.
+        pixels = np.asarray(image.convert("RGB")) if image.size == (SIDE, SIDE) else None
     except Exception as error:  # a broken image may raise anything
         raise DataError(f"{tree.path / name} is not a whole JPEG ({error}). Unpack it again.") from None
+    if pixels is None:
+        raise DataError(f"{tree.path / name} is {image.width} x {image.height} pixels; {SIDE} x {SIDE} expected.")
     return pixels.transpose(2, 0, 1)
 
 
