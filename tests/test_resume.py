@@ -23,9 +23,11 @@ from holdfast.augment import CropFlip, Normalize
 from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
 from holdfast.data import Dataset, data_root
-from holdfast.learners import BfloatTwin, Sgd, method_names
+from holdfast.engine import BfloatTwin
+from holdfast.learners import Sgd, method_names
 from holdfast.rng import generator
-from holdfast.training import Keeper, train
+from holdfast.run_state import Checkpointer
+from holdfast.training import train
 from killed import few_digits
 
 CPU = torch.device("cpu")
@@ -70,7 +72,7 @@ def assert_identical(one: hf.RunResult, other: hf.RunResult) -> None:
     assert one.timing["steps"] == other.timing["steps"]
 
 
-class At(Keeper):
+class At(Checkpointer):
     """Keeps the state once, right after a given step of this process."""
 
     def __init__(self, path, settings, step):
@@ -109,7 +111,7 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
     stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
     for before, after in zip([0, *stops], stops, strict=False):
         assert stop_after(after - before, settings, stream, path).step == after
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_stopped_after_every_single_step(small, path):
@@ -122,10 +124,10 @@ def test_stopped_after_every_single_step(small, path):
     for step in range(1, len(by_step) + 1):
         progress = stop_after(1, settings, stream, path)
         assert progress == by_step[step]
-    result = finish(train(settings, stream, CPU, Keeper(path, settings, CPU)))
+    result = finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU)))
     assert_identical(result, expected)
     # Done already, it is evaluated again.
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
@@ -179,7 +181,7 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     for steps in (4, 5):
         stop_after(steps, settings, stream, path)
         torch.rand(steps)  # as if in another process, where dropout's generator is elsewhere
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 # Stopped by Ctrl-C
@@ -208,7 +210,7 @@ def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted)
     expected, usual = hf.run(settings, device="cpu"), [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     interrupted([3, 4])
     for step in (3, 7):
-        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is saved in .* it continues"):
             hf.run(settings, device="cpu", checkpoint=path)
         assert checkpoint.read(path, "run").state["progress"]["step"] == step
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
@@ -411,7 +413,7 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast(*command)
     assert code == 130
-    assert f"stopped after step 2; its state is kept in runs/.checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"stopped after step 2; its state is saved in runs/.checkpoints/{settings.fingerprint}.safetensors" in err
     assert f"To continue: holdfast {shlex.join(command)}" in err
     interrupted([2])
     code, err = holdfast(*(part for part in command if part != "--resume"))
@@ -548,11 +550,11 @@ def test_loading_copies_in_place_and_shares_nothing():
     for x, y in stream(3):
         one.observe(x, y)
         other.observe(y=y, x=x * 2)
-    addresses = [value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]]
+    tensors = [*other.model.parameters(), *other.buffer._storage.columns, other.buffer.seen]
+    addresses = [value.data_ptr() for value in tensors]
     other.load_state_dict(one.state_dict())
-    assert addresses == [
-        value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]
-    ]
+    tensors = [*other.model.parameters(), *other.buffer._storage.columns, other.buffer.seen]
+    assert addresses == [value.data_ptr() for value in tensors]
     expected = copy.deepcopy(one.state_dict())
     for x, y in stream(2):
         other.observe(x, y)
