@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from holdfast import checkpoint
-from holdfast.buffer.layout import Column, Layout, affordable, layout_of
-from holdfast.buffer.state import columns_of
+from holdfast.buffer.layout import Column, Layout, affordable, columns_of, layout_of
 from holdfast.errors import StorageError, UsageError
 from holdfast.files import flush, lock, replacing
 
@@ -83,7 +82,6 @@ class Folder:
             self._stamps = _RowFile(path / "stamps.rows", Column((), torch.int64))
 
     def __reduce__(self) -> NoReturn:
-        """Copies and pickles are refused: two buffers would write to the same files."""
         raise StorageError(
             f"the buffer in {self.path} cannot be copied or pickled: the copy would overwrite its samples. "
             "Save the learner, copy the folder, and load it into a new learner with the copy."
@@ -311,9 +309,10 @@ class Folder:
 
     def _use(self, layout: Layout) -> None:
         """Let these be the columns, with no checksums yet."""
-        self._files, self.layout = self._open(layout), layout
+        files = self._open(layout)
+        self._reserved = self._reserved if layout == self.layout else 0
+        self._files, self.layout = files, layout
         self._sums = numpy.zeros((len(layout), self.capacity), numpy.int32)
-        self._reserved = 0
 
     def _open(self, layout: Layout) -> list[_RowFile]:
         """The files of such columns. They are named after number, shape and type, as in 0-3x4x2-uint8.rows."""
