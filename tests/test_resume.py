@@ -19,12 +19,14 @@ import torch
 import holdfast as hf
 from holdfast import checkpoint, results
 from holdfast.augment import CropFlip, Normalize
-from holdfast.benchmarks import build
+from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
 from holdfast.data import Dataset, data_root
-from holdfast.learners import BfloatTwin, Sgd, method_names
+from holdfast.engine import BfloatTwin
+from holdfast.learners import Sgd, method_names
 from holdfast.rng import generator
-from holdfast.training import Keeper, train
+from holdfast.run_state import Checkpointer
+from holdfast.training import train
 from killed import few_digits
 
 CPU = torch.device("cpu")
@@ -44,7 +46,7 @@ def digits() -> Dataset:
 def small(digits, monkeypatch):
     """The first digits of MNIST in place of all of them."""
     for file in ("class_incremental", "domain_incremental", "mnist360"):
-        monkeypatch.setattr(f"holdfast.benchmarks.{file}.load", lambda name, root: digits)
+        monkeypatch.setattr(f"holdfast.benchmarks.{file}.shared_dataset", lambda name, root: digits)
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def assert_identical(one: hf.RunResult, other: hf.RunResult) -> None:
     assert one.timing["steps"] == other.timing["steps"]
 
 
-class At(Keeper):
+class At(Checkpointer):
     """Keeps the state once, right after a given step of this process."""
 
     def __init__(self, path, settings, step):
@@ -102,29 +104,29 @@ def stop_after(steps, settings, stream, path):
 @pytest.mark.parametrize("method", method_names())
 def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark):
     settings = config(method, benchmark)
-    stream = build(settings, data_root(None))
+    stream = make_benchmark(settings, data_root(None))
     expected = finish(train(settings, stream, CPU))
     total = int(expected.timing["steps"])
     stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
     for before, after in zip([0, *stops], stops, strict=False):
         assert stop_after(after - before, settings, stream, path).step == after
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_stopped_after_every_single_step(small, path):
     """Also after the last step of an epoch, of a task, and of the run."""
     settings = config()
-    stream = build(settings, data_root(None))
+    stream = make_benchmark(settings, data_root(None))
     seen = [copy.deepcopy(progress) for progress in train(settings, stream, CPU)]
     by_step = {progress.step: progress for progress in reversed(seen)}  # as it was before an evaluation
     expected = finish(train(settings, stream, CPU))
     for step in range(1, len(by_step) + 1):
         progress = stop_after(1, settings, stream, path)
         assert progress == by_step[step]
-    result = finish(train(settings, stream, CPU, Keeper(path, settings, CPU)))
+    result = finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU)))
     assert_identical(result, expected)
     # Done already, it is evaluated again.
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
@@ -172,13 +174,13 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
 
     monkeypatch.setitem(hf.MODELS._entries, "normalised", Normalised)
     settings = config("linf", model="normalised")
-    plain = build(settings, data_root(None))
+    plain = make_benchmark(settings, data_root(None))
     stream = type(plain)(plain.classes, plain.shape, plain.tasks, plain.normalize, True, plain.batches)
     expected = finish(train(settings, stream, CPU))
     for steps in (4, 5):
         stop_after(steps, settings, stream, path)
         torch.rand(steps)  # as if in another process, where dropout's generator is elsewhere
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 # Stopped by Ctrl-C
@@ -207,7 +209,7 @@ def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted)
     expected, usual = hf.run(settings, device="cpu"), [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     interrupted([3, 4])
     for step in (3, 7):
-        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is saved in .* it continues"):
             hf.run(settings, device="cpu", checkpoint=path)
         assert checkpoint.read(path, "run").state["progress"]["step"] == step
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
@@ -260,7 +262,7 @@ def test_ctrl_c_is_left_alone_without_a_checkpoint_in_other_threads_and_where_it
 
 def test_another_run_is_not_continued(small, path):
     settings = config()
-    stop_after(2, settings, build(settings, data_root(None)), path)
+    stop_after(2, settings, make_benchmark(settings, data_root(None)), path)
     with pytest.raises(hf.CheckpointError, match=r"another run: fingerprint is .* start anew"):
         hf.run(settings.change(lr=0.5), device="cpu", checkpoint=path)
     about, state = checkpoint.read(path, "run")
@@ -281,7 +283,7 @@ def test_another_run_is_not_continued(small, path):
 def test_a_full_disk_does_not_end_the_run(small, path, monkeypatch, caplog):
     settings = config()
     expected = hf.run(settings, device="cpu")
-    stop_after(2, settings, build(settings, data_root(None)), path)
+    stop_after(2, settings, make_benchmark(settings, data_root(None)), path)
     kept = path.read_bytes()
 
     def full(*_):
@@ -379,7 +381,7 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     command = [*RUN, "--set", "train_limit=300"]
     settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
     kept = tmp_path / "runs" / "checkpoints" / f"{settings.fingerprint}.safetensors"
-    stop_after(2, settings, build(settings, data_root(None)), kept)
+    stop_after(2, settings, make_benchmark(settings, data_root(None)), kept)
 
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-5])
@@ -410,7 +412,7 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast(*command)
     assert code == 130
-    assert f"stopped after step 2; its state is kept in runs/checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"stopped after step 2; its state is saved in runs/checkpoints/{settings.fingerprint}.safetensors" in err
     code, err = holdfast(*command)
     assert code == 0
     assert "continuing from" in err

@@ -13,7 +13,8 @@ from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.export import export
-from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS

@@ -38,7 +38,7 @@ def test_cross_entropy_as_a_loss_of_ones_own_changes_little(name):
     plain, given = network("batchnorm"), network("batchnorm")
     learner, other = make(name, plain, **{}), make(name, given, loss=nn.CrossEntropyLoss())
     for x, y in stream(6):
-        torch.testing.assert_close(tuple(learner.observe(x, y)), tuple(other.observe(x, y)))
+        torch.testing.assert_close(learner.observe(x, y).as_dict(), other.observe(x, y).as_dict())
     assert_same_state(plain, given, rtol=1e-9, atol=1e-11)
 
 

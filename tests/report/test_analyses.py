@@ -16,10 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from holdfast.analysis import BENCHMARK_CORRUPTIONS, CORRUPTIONS, Robustness, calibration, recency, robustness
-from holdfast.analysis.runs import Findings, RunAnalysis
+from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.runs import RunAnalysis
 from holdfast.config import RunConfig
 from holdfast.report import analyses
-from holdfast.report.analyses import PLOTS, charts, compare, draw_contact_sheet, save_contact_sheet, write_figures
+from holdfast.report.analyses import PLOTS, charts, draw_contact_sheet, save_contact_sheet, write_figures
 from holdfast.results import RunResult
 
 METHODS = ("joint", "sgd", "er", "l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")

@@ -14,6 +14,7 @@ from holdfast.buffer.layout import check_fit, check_schema, columns_of, layout_o
 from holdfast.buffer.memory import Memory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, outline, rebuild
+from holdfast.pure import pure
 from holdfast.rng import restore
 
 __all__ = ["Reservoir", "distinct", "open_storage", "place"]
@@ -30,6 +31,7 @@ LARGE = 100_000
 """Above this capacity, avoid O(capacity) work per step. Changing it changes what a seed selects."""
 
 
+@pure
 def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     """The slot of each of B samples offered in order, (B,) int64; `capacity` stands for "nowhere".
 
@@ -83,8 +85,6 @@ class Reservoir:
     `offered` is the same count on the host.
     """
 
-    compilable = ("place",)
-
     def __init__(
         self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"
     ) -> None:
@@ -96,7 +96,7 @@ class Reservoir:
         self.generator = generator or torch.Generator()
         self.device = self.generator.device
         self.place: Placement = place
-        """Decides which samples are stored. A pure function: an engine may replace it by its compiled form."""
+        """The policy: decides which of the offered samples are stored, and where."""
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self._offered = 0
         self._form: dict[str, Any] = {}

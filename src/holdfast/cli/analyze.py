@@ -14,13 +14,15 @@ from rich.table import Table
 
 from holdfast import __version__, results
 from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, Estimate
-from holdfast.analysis.runs import Findings, RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
+from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
+from holdfast.analysis.store import ANALYSIS, write_findings
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.data import data_root
 from holdfast.display import data_progress, errors, output, table
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.experiments import Stored, keep_robustness
-from holdfast.report.analyses import compare, save_contact_sheet, write_figures
+from holdfast.experiments import Stored, add_robustness
+from holdfast.report.analyses import save_contact_sheet, write_figures
 from holdfast.training import choose_device
 
 __all__: list[str] = []
@@ -66,14 +68,8 @@ def analyze_command(
     if sheet:
         figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
     notes = [*skipped, *(note for run in analyzed for note in run.notes)]
-    report = {
-        "holdfast": __version__,
-        "bins": bins,
-        "severities": levels if corruptions else None,
-        "comparisons": [one.to_json() for one in found],
-        "notes": notes,
-    }
-    _write(out / "analysis.json", report)
+    about = {"holdfast": __version__, "bins": bins, "severities": levels if corruptions else None, "notes": notes}
+    report = write_findings(out / ANALYSIS, found, **about)
     if as_json:
         print(json.dumps(report))
     else:
@@ -134,15 +130,8 @@ def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> li
         found = with_robustness(analyzed, root, progress=lambda done, total, name: advance(None, name), **options)
     for run in found:
         if run.robustness is not None:  # for reports and experiments
-            keep_robustness(Stored(run.result, run.folder / results.RESULT), run.robustness)
+            add_robustness(Stored(run.result, run.folder / results.RESULT), run.robustness)
     return found
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HoldfastError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
 def _show(found: Findings) -> None:
@@ -204,8 +193,8 @@ def _robustnesses(found: Findings) -> list[Table]:
 
 
 def _claims(found: Findings) -> list[Table]:
-    rows = [(claim.text, "yes" if claim.holds else "no", claim.detail) for claim in found.claims]
-    return [table("The paper's claims here", ("claim", "holds", "numbers"), rows, left=3)] if rows else []
+    rows = [(claim.statement, claim.outcome, claim.detail) for claim in found.claims]
+    return [table("The paper's claims here", ("claim", "on these means", "numbers"), rows, left=3)] if rows else []
 
 
 def _text(value: Estimate | None, digits: int = 1) -> str | None:

@@ -16,6 +16,7 @@ from rich import box
 from rich.table import Table as Grid
 
 from holdfast import experiments
+from holdfast.analysis import CorruptedImages
 from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen, duration
 from holdfast.config import RunConfig
@@ -141,10 +142,11 @@ def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data:
     """Robustness takes a pass over the corrupted test sets, once for each run."""
     cells = [cell for cell in experiment.cells if cell.metric in ROBUSTNESS]
     found = {config: known.get(config) for cell in cells for config in cell.configs(seeds)}
+    made = CorruptedImages()
     for config, stored in found.items():
         if stored is not None and not all(name in stored.measures for name in ROBUSTNESS):
             with errors.status(f"{config.title}: corruptions ..."):
-                experiments.measure_robustness(stored, data=data, device=device)
+                experiments.measure_robustness(stored, data=data, device=device, made=made)
 
 
 def _name_skipped(known: Results) -> None:
@@ -241,9 +243,9 @@ def _conclude(made: Table) -> None:
             output.print(told, highlight=False)
     for claim in experiments.claims(made.verdicts):
         if claim.checks:
-            held = f"{claim.held} of {len(claim.checks)} checks hold"
-            theirs = f"published: {claim.published_held} of {len(claim.published)}"
-            output.print(f"claim {claim.name}: {claim.outcome}, {held} ({theirs})", highlight=False)
+            output.print(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", highlight=False)
+            for where, numbers, _ in claim.exceptions:
+                output.print(f"  except {where}: {numbers}", highlight=False)
 
 
 def _tell(summary: Summary) -> None:

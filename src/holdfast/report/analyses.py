@@ -23,11 +23,11 @@ from holdfast.analysis import (
     Robustness,
     contact_sheet,
 )
-from holdfast.analysis.runs import Findings, RunAnalysis, Summary, findings, summarize
+from holdfast.analysis.findings import Findings, Summary
 from holdfast.errors import HoldfastError
 from holdfast.report.charts import Chart
 from holdfast.report.figures import STYLE, save_figure
-from holdfast.report.groups import comparisons, slug
+from holdfast.report.groups import slug
 from holdfast.report.numbers import Numbers, Value
 from holdfast.report.styles import INK, Style, method_style
 
@@ -35,26 +35,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "Plot", "charts", "compare", "draw_contact_sheet", "save_contact_sheet", "write_figures"]
+__all__ = ["PLOTS", "Plot", "charts", "draw_contact_sheet", "save_contact_sheet", "write_figures"]
 
 LONGEST = 22  # characters of a name in a figure
 MOST_PANELS = 10  # tasks drawn one by one; of more, as many spread over the run
 COLORMAP = "cividis"  # the same order in grey and to colour-blind eyes
-
-
-def compare(runs: Sequence[RunAnalysis]) -> list[Findings]:
-    """The runs in comparisons: one for each benchmark, setting and buffer size; a summary for each config in it."""
-    by_fingerprint = {run.config.fingerprint: run for run in runs}
-    return [
-        findings(
-            comparison.title,
-            [
-                summarize(variant.label, [by_fingerprint[result.config.fingerprint] for result in variant.results])
-                for variant in comparison.variants
-            ],
-        )
-        for comparison in comparisons(run.result for run in by_fingerprint.values())
-    ]
 
 
 def charts(found: Findings) -> list[Chart]:

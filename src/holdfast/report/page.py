@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from holdfast.analysis.runs import Findings
+from holdfast.analysis.findings import Findings
 from holdfast.experiments import Experiment, Results, Table, claims
 from holdfast.report.analyses import charts as analysis_charts
 from holdfast.report.charts import Chart, comparison_bars, comparison_charts, matrix_charts, table_charts
@@ -216,7 +216,7 @@ def _analysis_sections(analyses: Sequence[Findings], gallery: _Gallery) -> list[
             blocks=[],
             numbers=None,
             figures=gallery.hang(analysis_charts(found)),
-            notes=tuple(f"{'✓' if claim.holds else '✗'} {claim.text}: {claim.detail}" for claim in found.claims),
+            notes=tuple(f"{claim.statement}: {claim.outcome} ({claim.detail})" for claim in found.claims),
         )
         for name, found in zip(names, analyses, strict=True)
     ]

@@ -136,11 +136,9 @@ def comparison_block(comparison: Comparison) -> Block:
 
 def claim_view(claim: Claim) -> ClaimView:
     """A claim as it is shown."""
-    state = claim.outcome.replace(" ", "-")
-    mark = {"supported": "✓", "refuted": "✗"}.get(claim.outcome, "?")
-    published: str = claim.published_outcome
-    if claim.published:
-        published += f", {claim.published_held} of {len(claim.published)}"
+    state = "supported" if claim.holds else "partly" if claim.held else "refuted" if claim.checks else "not-enough-data"
+    mark = {"supported": "✓", "partly": "≈", "refuted": "✗"}.get(state, "?")
+    published = claim.published_outcome
     return ClaimView(
         claim.statement, claim.outcome, state, mark, claim.held, len(claim.checks), published, claim.checks
     )

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from holdfast.analysis.runs import Findings, analyze_run
+from holdfast.analysis.findings import Findings, compare
 from holdfast.errors import HoldfastError
-from holdfast.experiments import EXPERIMENTS, Experiment, Results, Skipped, Stored, Table, assess
+from holdfast.experiments import EXPERIMENTS, Experiment, Results, Table, assess
 from holdfast.files import replacing
 from holdfast.registry import unknown_name
-from holdfast.report.analyses import compare
 from holdfast.report.charts import comparison_bars, comparison_charts, table_charts
 from holdfast.report.figures import save_figure
 from holdfast.report.groups import comparisons
 from holdfast.report.page import html_page
 from holdfast.report.tables import cell_numbers, render
 from holdfast.report.views import run_numbers
-from holdfast.results import LOGITS, RESULT
 
 __all__ = ["FORMATS", "render_report", "runs_with_logits", "write_figures", "write_report"]
 
@@ -95,39 +93,16 @@ def _assess(results: Results, wanted: Iterable[Experiment]) -> tuple[Results, li
     try:
         return results, [assess(experiment, results) for experiment in wanted]
     except HoldfastError:
-        sound = _without_damaged(results)
+        sound = results.sound()
         return sound, [assess(experiment, sound) for experiment in wanted]
 
 
 def _analyze(results: Results) -> tuple[Results, list[Findings]]:
     """What the logits beside the results say, and the results without those whose logits are damaged."""
-    kept, skipped, runs = {}, list(results.skipped), []
-    for fingerprint, stored in results.by_fingerprint.items():
-        try:
-            if _has_logits(stored):
-                runs.append(analyze_run(stored.path.parent))
-            kept[fingerprint] = stored
-        except HoldfastError as error:
-            skipped.append(Skipped(stored.path, str(error)))
-    return Results(kept, skipped), compare(runs)
+    sound = results.sound()
+    return sound, compare(stored.analysis for stored in sound if stored.analysis)
 
 
 def runs_with_logits(results: Results) -> int:
     """How many results have what `analyses` needs."""
-    return sum(map(_has_logits, results))
-
-
-def _has_logits(stored: Stored) -> bool:
-    return stored.path.name == RESULT and (stored.path.parent / LOGITS).exists()
-
-
-def _without_damaged(results: Results) -> Results:
-    kept, skipped = {}, list(results.skipped)
-    for fingerprint, stored in results.by_fingerprint.items():
-        try:
-            _ = stored.measures, stored.logits
-        except HoldfastError as error:
-            skipped.append(Skipped(stored.path, str(error)))
-        else:
-            kept[fingerprint] = stored
-    return Results(kept, skipped)
+    return sum(stored.has_logits for stored in results)

@@ -1,7 +1,18 @@
 """Results of runs: what they are, and how they are written to and read from files."""
 
 from holdfast.results.result import RunResult, environment
-from holdfast.results.store import LOGITS, RESULT, WEIGHTS, check_writable, find, parse_json, read, save
+from holdfast.results.schema import checked, parse_json, read_json, write_json
+from holdfast.results.store import (
+    LOGITS,
+    RESULT,
+    WEIGHTS,
+    check_writable,
+    find,
+    read,
+    read_logits,
+    read_weights,
+    save,
+)
 
 __all__ = [
     "LOGITS",
@@ -9,9 +20,14 @@ __all__ = [
     "WEIGHTS",
     "RunResult",
     "check_writable",
+    "checked",
     "environment",
     "find",
     "parse_json",
     "read",
+    "read_json",
+    "read_logits",
+    "read_weights",
     "save",
+    "write_json",
 ]

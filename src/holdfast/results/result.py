@@ -17,6 +17,7 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
+from holdfast.results.schema import checked
 
 __all__ = ["RunResult", "environment"]
 
@@ -92,21 +93,30 @@ class RunResult:
         }
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> RunResult:
-        """The result that `to_json` described; its tensors are left out."""
-        matrix, task_matrix = (_table(values[name], name) for name in ("accuracy_matrix", "task_il_matrix"))
-        untrained = _table([values["untrained"]], "untrained")[0]
+    def from_json(cls, values: Any) -> RunResult:
+        """The result that `to_json` described, without its tensors; a ValueError for any other values."""
+        found: _ResultFile = checked(_ResultFile, values, "result")
+        matrix = _percentages(found.accuracy_matrix, "accuracy_matrix")
+        task_matrix = _percentages(found.task_il_matrix, "task_il_matrix")
+        untrained = _percentages([found.untrained], "untrained", complete=False)[0]
         if task_matrix.shape != matrix.shape or untrained.shape != matrix.shape[1:]:
             raise ValueError("its matrices are not of one shape")
-        return cls(
-            config=_config(values["config"]),
-            matrix=matrix,
-            task_matrix=task_matrix,
-            untrained=untrained,
-            seconds=float(_number(values["seconds"], "seconds")),
-            timing={name: _number(value, name) for name, value in dict(values["timing"]).items()},
-            environment=dict(values["environment"]),
-        )
+        if found.seconds < 0:
+            raise ValueError(f"seconds is {found.seconds}")
+        return cls(found.config, matrix, task_matrix, untrained, found.seconds, found.timing, found.environment)
+
+
+@dataclass(frozen=True)
+class _ResultFile:
+    """What result.json must hold; its other entries follow from these. None stands for NaN."""
+
+    config: RunConfig
+    accuracy_matrix: list[list[float | None]]
+    task_il_matrix: list[list[float | None]]
+    untrained: list[float | None]
+    seconds: float
+    timing: dict[str, float]
+    environment: dict[str, str | bool | float | None]
 
 
 def _plain(value: Any) -> Any:
@@ -116,28 +126,16 @@ def _plain(value: Any) -> Any:
     return None if math.isnan(value) else value
 
 
-def _table(values: Any, name: str) -> Tensor:
-    """Rows of numbers as float64; None, which stands for NaN in JSON, as NaN again."""
-    if not isinstance(values, list) or not values or not all(isinstance(row, list) and row for row in values):
+def _percentages(rows: list[list[float | None]], name: str, *, complete: bool = True) -> Tensor:
+    """Rows of accuracies as float64, NaN for None. After the last task, every task was measured."""
+    if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
         raise ValueError(f"{name} is no table")
-    rows = [[math.nan if value is None else _number(value, name) for value in row] for row in values]
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def _number(value: Any, name: str) -> Any:
-    """The number itself; a text that looks like one, or one too large to calculate with, is refused."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is no number: {value!r}")
-    float(value)
-    return value
-
-
-def _config(values: Any) -> RunConfig:
-    config = RunConfig.from_dict(values)
-    for name in ("benchmark", "method", "model"):
-        if not isinstance(getattr(config, name), str):
-            raise ValueError(f"{name} is no text")
-    return config
+    table = torch.tensor([[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64)
+    if bool(((table < 0) | (table > 100)).any()):
+        raise ValueError(f"{name} holds numbers that are no percentages")
+    if complete and bool(table[-1].isnan().any()):
+        raise ValueError(f"the last row of {name} is incomplete")
+    return table
 
 
 def environment(device: torch.device) -> dict[str, Any]:

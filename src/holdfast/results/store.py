@@ -1,42 +1,42 @@
-"""RunResult <-> a folder of files, written whole or not at all."""
+"""RunResult <-> a folder of files. A folder holds a whole result or none, whenever the writer is killed."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.files import held
+from holdfast.files import flush, held
 from holdfast.results.result import RunResult
+from holdfast.results.schema import read_json
 
-__all__ = ["LOGITS", "RESULT", "WEIGHTS", "check_writable", "find", "parse_json", "read", "save"]
+__all__ = ["LOGITS", "RESULT", "WEIGHTS", "check_writable", "find", "read", "read_logits", "read_weights", "save"]
 
 RESULT, LOGITS, WEIGHTS = "result.json", "logits.safetensors", "weights.safetensors"
 
-
-def parse_json(text: str | bytes) -> Any:
-    """What the text describes; a ValueError for whatever else it may be."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+ABANDONED_SECONDS = 3600
+"""A scratch folder of this age belongs to a process that was killed."""
 
 
 def save(result: RunResult, out: Path) -> Path:
-    """Write the result under `out` in a folder named by its fingerprint; whole or not at all.
+    """Write the result under `out` in a folder named by its fingerprint, which is returned.
 
-    A result of the same fingerprint is replaced.
+    A result of the same fingerprint is replaced. What was saved survives a power failure.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with held(out):  # by all processes: two that save one run would trip over each other
+        with held(out):  # Two processes that save one run would trip over each other.
+            _remove_abandoned(out)
             return _write(result, out)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -49,18 +49,50 @@ def _write(result: RunResult, out: Path) -> Path:
     target = out / result.config.fingerprint
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=out))
     try:
-        if result.logits:
-            save_file(result.logits, scratch / LOGITS)
-        if result.weights:
-            save_file(result.weights, scratch / WEIGHTS)
+        for name, tensors in ((WEIGHTS, result.weights), (LOGITS, result.logits)):
+            if tensors:
+                save_file(tensors, scratch / name)
         (scratch / RESULT).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
         scratch.chmod(0o755)
-        for file in scratch.iterdir():  # Scratch folders and safetensors files start out private.
-            file.chmod(0o644)
-        _replace_folder(scratch, target)
+        for file in scratch.iterdir():
+            file.chmod(0o644)  # Scratch folders and safetensors files start out private.
+            flush(file)
+        _flush_folder(scratch)
+        if target.is_dir():
+            _replace_files(scratch, target)
+        else:
+            scratch.rename(target)
+        _flush_folder(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _replace_files(scratch: Path, target: Path) -> None:
+    """Replace the files of an old result one by one, so that a result is there at every moment.
+
+    result.json comes last: a writer killed in between leaves the old numbers beside new tensors of the same config.
+    Other files in the folder go first, since they were computed from the old result.
+    """
+    names = [name for name in (WEIGHTS, LOGITS, RESULT) if (scratch / name).exists()]
+    for file in target.iterdir():
+        if file.name not in names:
+            file.unlink()
+    for name in names:
+        (scratch / name).replace(target / name)
+    _flush_folder(target)
+
+
+def _flush_folder(folder: Path) -> None:
+    if os.name == "posix":  # Other systems cannot open folders.
+        flush(folder, os.O_RDONLY)
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Remove the scratch folders of processes that were killed while they saved."""
+    for folder in out.glob(".????????????????-*"):
+        if time.time() - folder.lstat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_writable(out: Path) -> None:
@@ -75,39 +107,36 @@ def check_writable(out: Path) -> None:
         ) from error
 
 
-def _replace_folder(source: Path, target: Path) -> None:
-    """Rename `source` to `target`; an existing target is moved aside first, since folders cannot be overwritten."""
-    if not target.exists():
-        source.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-    target.rename(aside / target.name)
-    try:
-        source.rename(target)
-    except OSError:
-        (aside / target.name).rename(target)  # Rather the old result than none.
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def read(folder: Path, *, tensors: bool = False) -> RunResult:
     """The result in `folder`; with `tensors`, its logits and weights as well."""
     try:
-        values = parse_json((folder / RESULT).read_text("utf-8"))
-        result = RunResult.from_json(values)
+        result = RunResult.from_json(read_json(folder / RESULT))
     except FileNotFoundError:
         raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise HoldfastError(f"{folder / RESULT} is not a readable result: {error}.") from error
-    if tensors:
-        for name, store in ((LOGITS, result.logits), (WEIGHTS, result.weights)):
-            if (folder / name).exists():
-                try:
-                    store.update(load_file(folder / name))
-                except (OSError, SafetensorError) as error:
-                    raise HoldfastError(f"{folder / name} is not readable: {error}.") from error
-    return result
+    return replace(result, logits=read_logits(folder), weights=read_weights(folder)) if tensors else result
+
+
+def read_logits(folder: Path) -> dict[str, Tensor]:
+    """The final model's logits and labels on each test set; empty if the result in `folder` has none."""
+    return _read_tensors(folder / LOGITS)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The final model's weights by name; empty if the result in `folder` has none."""
+    return _read_tensors(folder / WEIGHTS)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        return {}
+    try:
+        if not path.is_file():
+            raise OSError("it is not a regular file")
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise HoldfastError(f"{path} is not readable: {error}.") from error
 
 
 def find(out: Path, config: RunConfig) -> RunResult | None:

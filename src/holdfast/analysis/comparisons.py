@@ -1,0 +1,153 @@
+"""Results -> variants (one config over its seeds) -> comparisons (variants that belong in one picture)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from math import isnan
+
+from holdfast.config import RunConfig
+from holdfast.results import RunResult
+
+__all__ = ["METHODS", "Comparison", "Variant", "comparisons", "method_order", "variants"]
+
+METHODS = ("joint", "sgd", "er", "l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")
+"""The paper's methods in the order in which they are shown: bounds, er, strict regularizers, approximate ones."""
+
+WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
+"""Settings that decide which runs can be compared at all, next to the buffer."""
+
+MOST = 14
+"""Lines that one picture can hold: the paper's 13 methods and one more."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One config over its seeds. `label` is the method, with what sets it apart from its namesakes beside it."""
+
+    label: str
+    results: tuple[RunResult, ...]
+
+    @property
+    def config(self) -> RunConfig:
+        """The config of the first seed."""
+        return self.results[0].config
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.config.method
+
+    def values(self, metric: str) -> list[float]:
+        """A metric of each seed where it is defined."""
+        return [value for result in self.results if not isnan(value := float(getattr(result, metric)))]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Variants on one benchmark with one buffer size; methods without a buffer join those of every size."""
+
+    title: str
+    variants: tuple[Variant, ...]
+
+
+def method_order(methods: Iterable[str]) -> list[str]:
+    """The methods without repetition: the paper's in its order, then the others by name."""
+    found = set(methods)
+    return [*(name for name in METHODS if name in found), *sorted(found.difference(METHODS))]
+
+
+def variants(results: Iterable[RunResult]) -> list[Variant]:
+    """The results gathered by config apart from the seed, methods in the paper's order."""
+    by_config: dict[RunConfig, list[RunResult]] = defaultdict(list)
+    for result in results:
+        by_config[result.config.change(seed=0)].append(result)
+    labels = _labels(list(by_config))
+    made = [
+        Variant(labels[config], tuple(sorted(runs, key=lambda run: run.config.seed)))
+        for config, runs in by_config.items()
+    ]
+    order = {method: place for place, method in enumerate(method_order(variant.method for variant in made))}
+    return sorted(made, key=lambda variant: (order[variant.method], _sortable(variant.config)))
+
+
+def comparisons(results: Iterable[RunResult]) -> list[Comparison]:
+    """Which results belong in one picture, by benchmark, setting and buffer size."""
+    places: dict[tuple[object, ...], list[RunResult]] = defaultdict(list)
+    for result in results:
+        places[tuple(getattr(result.config, name) for name in WHERE)].append(result)
+    found: list[Comparison] = []
+    for place in sorted(places, key=lambda key: [str(part) for part in key]):
+        runs = places[place]
+        same_benchmark = [other for other in places if other[0] == place[0]]
+        for size in _sizes(runs):
+            inside = [run for run in runs if run.config.buffer_size in (size, None)]
+            title = _title(inside[0].config, size, same_benchmark)
+            found += _readable(Comparison(title, tuple(variants(inside))))
+    return found
+
+
+def _sizes(runs: Iterable[RunResult]) -> list[int] | list[None]:
+    """The buffer sizes among the runs; None alone if no run has a buffer."""
+    return sorted({run.config.buffer_size for run in runs if run.config.buffer_size is not None}) or [None]
+
+
+def _readable(comparison: Comparison) -> list[Comparison]:
+    """The comparison, or, if it has too many lines for one picture, one per method that has several variants."""
+    if len(comparison.variants) <= MOST:
+        return [comparison]
+    by_method: dict[str, list[Variant]] = defaultdict(list)
+    for variant in comparison.variants:
+        by_method[variant.method].append(variant)
+    single = tuple(namesakes[0] for namesakes in by_method.values() if len(namesakes) == 1)
+    parts = [Comparison(comparison.title, single)] if single else []
+    return parts + [
+        Comparison(f"{comparison.title}, {method}", tuple(namesakes))
+        for method, namesakes in by_method.items()
+        if len(namesakes) > 1
+    ]
+
+
+def _title(config: RunConfig, buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:
+    """Benchmark and buffer, with the settings in which this comparison differs from others on the benchmark."""
+    parts = [config.benchmark]
+    for number, name in enumerate(WHERE[1:], start=1):
+        if len({place[number] for place in places}) > 1:
+            value = getattr(config, name)
+            parts.append(f"{value} tasks" if name == "tasks" else f"{name.replace('_', ' ')} {value}")
+    return ", ".join([*parts, "no buffer" if buffer_size is None else f"buffer {buffer_size}"])
+
+
+def _labels(configs: Sequence[RunConfig]) -> dict[RunConfig, str]:
+    """The shortest names that tell the configs apart: the method, and the settings in which its namesakes differ."""
+    by_method: dict[str, list[RunConfig]] = defaultdict(list)
+    for config in configs:
+        by_method[config.method].append(config)
+    labels = {}
+    for method, namesakes in by_method.items():
+        differing = [
+            field.name
+            for field in fields(RunConfig)
+            if field.name != "seed" and len({getattr(config, field.name) for config in namesakes}) > 1
+        ]
+        for config in namesakes:
+            labels[config] = ", ".join([method, *(_setting(name, getattr(config, name)) for name in differing)])
+    return labels
+
+
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{key}={number:g}" for key, number in value) or "no options"
+    return f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
+
+
+def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
+    """Settings as a sort key: numbers by size, texts by letters, None first."""
+    values = [getattr(config, field.name) for field in fields(config)]
+    return [
+        (value is not None, float(value), "")
+        if isinstance(value, int | float)
+        else (value is not None, 0.0, str(value))
+        for value in values
+    ]
