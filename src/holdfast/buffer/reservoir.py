@@ -160,7 +160,7 @@ class Reservoir:
 
     def contents(self) -> Draw:
         """All stored samples, in slot order, where they are stored; a folder is read into host memory as a whole."""
-        self._check_known()
+        self._check_draw(1)
         return self._draw(self._storage.first(self.stored))
 
     def widen(self, outputs: int) -> None:
@@ -233,13 +233,9 @@ class Reservoir:
         self._storage.reserve(count)
         return parts, count
 
-    def _check_known(self) -> None:
-        if not self._form:
-            raise UsageError("the buffer is empty: nothing has been added yet.")
-
     def _check_draw(self, n: int) -> None:
         if not self.stored:
-            raise UsageError("the buffer is empty: add samples before drawing from it.")
+            raise UsageError("the buffer is empty: add samples before reading them.")
         if n < 1:
             raise UsageError(f"at least 1 sample must be drawn, not {n}.")
 

@@ -116,7 +116,7 @@ class ShardedReservoir(Reservoir):
     def contents(self) -> Draw:
         """All stored samples, in slot order, on every rank and in host memory."""
         with self.ranks.together("read the buffer"):
-            self._check_known()
+            self._check_draw(1)
         return self._draw(self._gathered())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
