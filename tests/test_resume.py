@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -335,7 +336,7 @@ RUN = ["run", "rot-mnist", "er", "--tasks", "2", "--device", "cpu", "--resume", 
 def test_the_command_killed_twenty_times(tmp_path):
     command = [sys.executable, "-m", "holdfast", *RUN, "--set", "train_limit=8000", "--set", "batch_size=16"]
     chance = random.Random(0)
-    checkpoints = tmp_path / "cut" / "checkpoints"
+    checkpoints = tmp_path / "cut" / ".checkpoints"
     for _ in range(20):
         child = subprocess.Popen([*command, "--out", str(tmp_path / "cut")], stderr=subprocess.DEVNULL)
         before, deadline = stamps(checkpoints), time.monotonic() + 60
@@ -380,7 +381,7 @@ def holdfast(monkeypatch, capfd, tmp_path, small):
 def test_resume_on_the_command_line(holdfast, tmp_path):
     command = [*RUN, "--set", "train_limit=300"]
     settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
-    kept = tmp_path / "runs" / "checkpoints" / f"{settings.fingerprint}.safetensors"
+    kept = tmp_path / "runs" / ".checkpoints" / f"{settings.fingerprint}.safetensors"
     stop_after(2, settings, make_benchmark(settings, data_root(None)), kept)
 
     whole = kept.read_bytes()
@@ -394,7 +395,7 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     kept.write_bytes(whole)
     code, err = holdfast(*command)
     assert code == 0
-    assert f"continuing from runs/checkpoints/{kept.name}" in err
+    assert f"continuing from runs/.checkpoints/{kept.name}" in err
     assert [each.name for each in (tmp_path / "runs").iterdir()] == [settings.fingerprint]  # no checkpoints left
     found = results.read(tmp_path / "runs" / settings.fingerprint, tensors=True)
     assert_identical(found, hf.run(settings, device="cpu"))
@@ -412,7 +413,12 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast(*command)
     assert code == 130
-    assert f"stopped after step 2; its state is saved in runs/checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"stopped after step 2; its state is saved in runs/.checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"To continue: holdfast {shlex.join(command)}" in err
+    interrupted([2])
+    code, err = holdfast(*(part for part in command if part != "--resume"))
+    assert code == 130
+    assert f".checkpoints/{settings.fingerprint}.safetensors has the state of this run: --resume continues it" in err
     code, err = holdfast(*command)
     assert code == 0
     assert "continuing from" in err
@@ -422,7 +428,7 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast("run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300")
     assert code == 130
-    assert "stopped." in err
+    assert "stopped. Nothing of this run is saved; a run with --resume can be continued." in err
 
 
 def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):

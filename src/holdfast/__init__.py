@@ -7,7 +7,8 @@ for x, y in stream:
     losses = learner.observe(x, y)
 """
 
-from holdfast import analysis
+# `_startup` comes first: while the rest is imported, the command answers Ctrl-C.
+from holdfast import _startup, analysis  # noqa: F401
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
