@@ -13,7 +13,7 @@ from holdfast.analysis.kept import ANALYSIS, read_findings
 from holdfast.analysis.runs import Findings, RunAnalysis, analyze_run
 from holdfast.errors import DataError, HoldfastError
 from holdfast.report import gather, gather_analyses, render_report
-from holdfast.report.analyses import compare
+from holdfast.report.comparisons import compare
 
 from .test_runs import stored
 

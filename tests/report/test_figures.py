@@ -2,18 +2,17 @@ import itertools
 import re
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from holdfast.report.charts import comparison_bars, comparison_charts
-from holdfast.report.figures import accuracy_over_tasks, draw_bars, draw_profiles, save_figure, spread
-from holdfast.report.groups import comparisons
-from holdfast.report.inline import inline_svg
+from holdfast.report.charts import comparison_charts, score_charts
+from holdfast.report.comparisons import comparisons
+from holdfast.report.draw.canvas import inline_svg, save_figure
+from holdfast.report.draw.runs import draw_dots, draw_lines, spread
+from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_order, method_style
 from holdfast.report.numbers import Numbers
-from holdfast.report.series import Bar, Course, Profile
-from holdfast.report.styles import DARK, LIGHT, METHODS, OTHERS, method_order, method_style
+from holdfast.report.series import Line, Score
 
 from .conftest import run
 
@@ -77,7 +76,7 @@ def test_labels_that_do_not_overlap_stay_where_they_are():
 
 
 def test_a_figure_is_saved_with_its_numbers(tmp_path):
-    figure = accuracy_over_tasks(["er", "mse"], [torch.eye(3) * 90, torch.eye(3) * 80], title="a title")
+    figure = draw_lines({"panel": [Line("er", "er", (90.0, 80.0), (1.0, 1.0))]}, {1: "1", 2: "2"}, title="a title")
     path = save_figure(figure, tmp_path / "deep" / "picture", Numbers(("x",), [(1,)]))
     assert path == tmp_path / "deep" / "picture.png"
     assert {file.suffix for file in path.parent.iterdir()} == {".png", ".svg", ".csv", ".json"}
@@ -116,24 +115,39 @@ def drawn(figure):
 def test_no_text_is_clipped_or_overlaps_with_all_methods(tasks, title):
     runs = [run(method, 80 + place / 50, tasks=tasks) for place, method in enumerate(METHODS)]
     (comparison,) = comparisons(runs)
-    for chart in (*comparison_charts(comparison), comparison_bars(comparison)):
+    for chart in (*comparison_charts(comparison), *score_charts(comparison)):
         assert drawn(chart.draw(title=title)) == ([], []), chart.title
 
 
-def test_bars_with_published_numbers_and_missing_ones():
+def test_dots_with_published_numbers_and_missing_ones():
     nan = float("nan")
-    bars = [Bar("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Bar("l2", "l2", nan, nan, 0, 85.0, nan)]
-    figure = draw_bars(bars, title="t")
+    scores = [Score("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Score("l2", "l2", nan, nan, 0, 85.0, nan)]
+    figure = draw_dots({"ours": [score.dot() for score in scores]}, title="t")
     assert drawn(figure) == ([], [])
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == ["80.00 ± 1.00 (3)", "no result yet"]
 
 
-def test_profiles_have_a_panel_for_the_published_only_where_there_is_any():
-    nan = float("nan")
-    ours = Course((1.0, 2.0), (nan, nan))
-    assert len(draw_profiles([Profile("er", "er", ours, (nan, nan))], ["10", "20"]).axes) == 1
-    assert len(draw_profiles([Profile("er", "er", ours, (1.5, nan))], ["10", "20"]).axes) == 2
+def test_dots_do_not_begin_at_zero_and_mark_it_where_it_matters():
+    def panel(*means):
+        return draw_dots({"ours": [Score(str(m), "er", m, 0.1, 3).dot() for m in means]}).axes[0]
+
+    low, high = panel(80.0, 81.0).get_xlim()
+    assert low > 79
+    assert high < 82
+    vertical = [line for line in panel(-1.0, 2.0).get_lines() if list(line.get_xdata()) == [0, 0]]
+    assert len(vertical) == 1
+
+
+def test_one_variant_alone_gets_no_dots():
+    (comparison,) = comparisons([run("er", 80.0), run("er", 81.0, seed=1)])
+    assert score_charts(comparison) == []
+
+
+def test_lines_beyond_the_first_few_are_grey_and_without_a_name():
+    (comparison,) = comparisons([run(method, 80 + place / 50) for place, method in enumerate(METHODS)])
+    figure = comparison_charts(comparison)[0].draw()
+    assert len({text.get_text() for text in figure.axes[0].texts}) == 6
 
 
 def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():

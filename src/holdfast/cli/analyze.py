@@ -20,7 +20,9 @@ from holdfast.data import data_root
 from holdfast.display import data_progress, errors, output, table
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import Stored, keep_robustness
-from holdfast.report.analyses import compare, save_contact_sheet, write_figures
+from holdfast.report.analyses import write_analysis_figures
+from holdfast.report.comparisons import compare
+from holdfast.report.draw.analyses import save_contact_sheet
 from holdfast.training import choose_device
 
 __all__: list[str] = []
@@ -62,7 +64,7 @@ def analyze_command(
                 exam_images(run.config, root)  # fetches what is missing before hours of evaluation
         analyzed = _evaluate(analyzed, root, corruptions=names, severities=levels, device=target)
     found = compare(analyzed)
-    figures = [path for one in found for path in write_figures(one, out)]
+    figures = [path for one in found for path in write_analysis_figures(one, out)]
     if sheet:
         figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
     notes = [*skipped, *(note for run in analyzed for note in run.notes)]

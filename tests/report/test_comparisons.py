@@ -1,4 +1,4 @@
-from holdfast.report.groups import MOST, comparisons, variants
+from holdfast.report.comparisons import MOST, comparisons, variants
 
 from .conftest import run
 

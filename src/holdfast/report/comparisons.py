@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import isnan
 from statistics import fmean, stdev
 
+from holdfast.analysis.runs import Findings, RunAnalysis, findings, summarize
 from holdfast.config import RunConfig
-from holdfast.report.styles import method_order
+from holdfast.report.draw.style import method_order
 from holdfast.results import RunResult
 
-__all__ = ["Comparison", "Variant", "comparisons", "mean_std", "slug", "variants"]
+__all__ = ["Comparison", "Variant", "compare", "comparisons", "mean_std", "variants"]
 
 WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""
@@ -51,11 +51,6 @@ class Comparison:
     title: str
     variants: tuple[Variant, ...]
 
-    @property
-    def slug(self) -> str:
-        """The title as a file name and HTML id."""
-        return slug(self.title)
-
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation; NaN where there are too few values.
@@ -65,15 +60,6 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """
     nan = float("nan")
     return (fmean(values) if values else nan), (stdev(values) if len(values) > 1 else nan)
-
-
-def slug(text: str) -> str:
-    """Letters, digits and hyphens only.
-
-    >>> slug("rot-mnist, buffer 200")
-    'rot-mnist-buffer-200'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
 def variants(results: Iterable[RunResult]) -> list[Variant]:
@@ -168,4 +154,19 @@ def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
         if isinstance(value, int | float)
         else (value is not None, 0.0, str(value))
         for value in values
+    ]
+
+
+def compare(runs: Sequence[RunAnalysis]) -> list[Findings]:
+    """The runs in comparisons: one for each benchmark, setting and buffer size; a summary for each config in it."""
+    by_fingerprint = {run.config.fingerprint: run for run in runs}
+    return [
+        findings(
+            comparison.title,
+            [
+                summarize(variant.label, [by_fingerprint[result.config.fingerprint] for result in variant.results])
+                for variant in comparison.variants
+            ],
+        )
+        for comparison in comparisons(run.result for run in by_fingerprint.values())
     ]
