@@ -52,7 +52,7 @@ def main() -> None:
     chance = random.Random(seed)
     torch.set_num_threads(1)
     digits = few_digits()
-    domain_incremental.load = lambda name, root: digits
+    domain_incremental.shared_dataset = lambda name, root: digits
     for kill in range(kills + 1):
         child = os.fork()
         if child == 0:

@@ -1,11 +1,15 @@
 """Results: whole or not at all, and read back as they were written."""
 
+import contextlib
 import json
 import math
 import os
+import shutil
+import signal
 import stat
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ import torch
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, environment, find, read, save
+from holdfast.results import RunResult, environment, find, read, read_logits, read_weights, save, store
+from holdfast.results import result as result_module
 
 NAN = math.nan
 CONFIG = RunConfig.preset("rot-mnist", "simclr", buffer_size=200, seed=3, tasks=3).parse(
@@ -60,6 +65,16 @@ def test_round_trip(tmp_path):
         assert all(torch.equal(mine[key], theirs[key]) and mine[key].dtype == theirs[key].dtype for key in mine)
     for name in ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting"):
         assert getattr(back, name) == pytest.approx(getattr(written, name))
+
+
+def test_logits_are_read_without_the_weights(tmp_path):
+    folder = save(result(), tmp_path)
+    (folder / "weights.safetensors").write_text("damaged")
+    assert read_logits(folder).keys() == result().logits.keys()
+    with pytest.raises(HoldfastError, match=r"weights\.safetensors is not readable"):
+        read_weights(folder)
+    (folder / "weights.safetensors").unlink()
+    assert read_weights(folder) == {}
 
 
 def test_without_tensors_nothing_large_is_read(tmp_path):
@@ -140,7 +155,7 @@ def test_others_may_read_what_was_saved(tmp_path):
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-@pytest.mark.parametrize("place", ["save_file", "write_text", "_replace_folder", "rename"])
+@pytest.mark.parametrize("place", ["save_file", "write_text", "flush", "rename"])
 def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatch, place, earlier):
     if earlier:
         save(result(), tmp_path)
@@ -149,17 +164,13 @@ def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatc
     def fail(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    original = Path.rename
-
-    def rename(self, target):  # The new folder cannot be given its name; the old one can be moved.
-        return fail() if "-old-" not in f"{self}{target}" else original(self, target)
-
     if place == "rename":
-        monkeypatch.setattr(Path, "rename", rename)
+        monkeypatch.setattr(Path, "rename", fail)
+        monkeypatch.setattr(Path, "replace", fail)
     elif place == "write_text":
         monkeypatch.setattr(Path, "write_text", fail)
     else:
-        monkeypatch.setattr(f"holdfast.results.{place}", fail)
+        monkeypatch.setattr(store, place, fail)
     with pytest.raises(HoldfastError, match=r"could not be written to .*: No space left on device"):
         save(result(shift=-3.0), tmp_path)
     monkeypatch.undo()
@@ -168,11 +179,76 @@ def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatc
     assert (found.accuracy if found else None) == (80.0 if earlier else None)
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_killed_at_any_step_while_replacing_a_result_leaves_one(tmp_path, monkeypatch, step):
+    """The old result was moved away before the new one had its name: killed in between, there was none."""
+    save(result(), tmp_path)
+    left = [step]
+
+    def dying(act):
+        def perform(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return act(*args, **kwargs)
+
+        return perform
+
+    for name in ("rename", "replace", "unlink", "rmdir", "write_text"):
+        monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)  # the dead do not tidy up
+    with contextlib.suppress(Killed):
+        save(result(shift=-3.0), tmp_path)
+    monkeypatch.undo()
+    found = find(tmp_path, CONFIG)
+    assert found is not None
+    assert found.accuracy == pytest.approx(80.0) or found.accuracy == pytest.approx(79.0)
+    assert results.read(tmp_path / CONFIG.fingerprint, tensors=True).logits
+
+
+def test_what_was_computed_from_an_old_result_goes_with_it(tmp_path):
+    folder = save(result(), tmp_path)
+    (folder / "measures.json").write_text('{"mra": 3.0}')
+    save(replace(result(shift=-3.0), weights={}), tmp_path)
+    assert listing(folder) == ["logits.safetensors", "result.json"]
+
+
+def test_files_and_folders_are_on_the_disk_before_and_after_the_rename(tmp_path, monkeypatch):
+    happened = []
+    monkeypatch.setattr(store, "flush", lambda path, *flags: happened.append(path.name))
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda *args: happened.append("rename") or rename(*args))
+    folder = save(result(), tmp_path / "out")
+    scratch, done, outer = happened[-3:]
+    assert sorted(happened[:-3]) == ["logits.safetensors", "result.json", "weights.safetensors"]
+    assert scratch.startswith(f".{folder.name}-")
+    assert (done, outer) == ("rename", "out")
+    happened.clear()
+    save(result(), tmp_path / "out")
+    assert happened[-2:] == [folder.name, "out"]
+
+
+def test_scratch_folders_of_killed_processes_are_removed_in_time(tmp_path):
+    old, young = tmp_path / ".0123456789abcdef-killed", tmp_path / ".0123456789abcdef-writing"
+    mine = tmp_path / ".git"
+    for folder in (old, young, mine):
+        folder.mkdir()
+        (folder / "weights.safetensors").write_text("half")
+    for folder in (old, mine):
+        os.utime(folder, (1, 1))
+    save(result(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, mine.name, CONFIG.fingerprint])
+
+
 def test_failure_inside_safetensors_is_told_like_any_other(tmp_path, monkeypatch):
     """It has an error class of its own, which is no OSError."""
-    original = results.save_file
+    original = store.save_file
     monkeypatch.setattr(
-        results, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
+        store, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
     )
     with pytest.raises(HoldfastError, match="could not be written"):
         save(result(), tmp_path / "out")
@@ -183,7 +259,7 @@ def test_interruption_leaves_nothing(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(results, "_replace_folder", interrupt)
+    monkeypatch.setattr(Path, "rename", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(result(), tmp_path)
     assert listing(tmp_path) == []
@@ -235,7 +311,24 @@ def change(**values):
         change(accuracy_matrix=[[1.0, 2.0], [3.0]]),
         change(accuracy_matrix=[["high"]]),
         change(timing=None),
+        change(timing={"steps": 10**400}),
         change(seconds="long"),
+        change(seconds=-1),
+        change(seconds=True),
+        change(seconds=10**400),
+        change(accuracy_matrix=[[90.0, 20.0, None], [70.0, 80.0, 33.0], [None, None, None]]),
+        change(accuracy_matrix=[[90.0, 20.0, None], [70.0, 80.0, 33.0], [-50.0, 20.0, 30.0]]),
+        change(task_il_matrix=[[90.0, 20.0, None], [70.0, 80.0, 33.0], [50.0, 20.0, 101.0]]),
+        change(untrained=[10.0, 15.0, -1]),
+        change(untrained=[10.0, 15.0, 10**400]),
+        change(environment={"device": "\ud800"}),
+        change(environment={"device": ["cpu"]}),
+        change(config={**CONFIG.to_dict(), "model": "\udcff"}),
+        change(config={**CONFIG.to_dict(), "epochs": 10**400}),
+        change(config={**CONFIG.to_dict(), "lr": 10**400}),
+        lambda text: text.replace('"seconds": 12.5', '"seconds": Infinity'),
+        lambda text: text.replace('"seconds": 12.5', '"seconds": NaN'),
+        lambda text: text.replace('"timing"', '"times"'),
     ],
 )
 def test_damaged_json(tmp_path, damage):
@@ -246,6 +339,47 @@ def test_damaged_json(tmp_path, damage):
         read(folder)
     with pytest.raises(HoldfastError):
         find(tmp_path, CONFIG)
+
+
+@pytest.fixture
+def patience():
+    """Ends a test that waits."""
+
+    def stop(_signal, _frame):
+        raise TimeoutError("the reader waits")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(5)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("make", [fifo, device, Path.mkdir])
+@pytest.mark.parametrize("name", ["result.json", "logits.safetensors", "weights.safetensors"])
+def test_only_regular_files_are_read(tmp_path, make, name):
+    folder = save(result(), tmp_path)
+    (folder / name).unlink()
+    make(folder / name)
+    with pytest.raises(HoldfastError, match=f"{name} is not .*(regular file|directory)"):
+        read(folder, tensors=True)
+
+
+def test_a_file_of_any_size_is_not_read(tmp_path, monkeypatch):
+    folder = save(result(), tmp_path)
+    with (folder / "result.json").open("r+") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(HoldfastError, match="larger than 64 MiB"):
+        read(folder)
 
 
 def test_bytes_that_are_no_text(tmp_path):
@@ -285,15 +419,15 @@ def test_environment_is_plain_and_tells_the_versions():
 
 def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monkeypatch):
     package = tmp_path / "src" / "holdfast"
-    package.mkdir(parents=True)
-    module = package / "results.py"
+    (package / "results").mkdir(parents=True)
+    module = package / "results" / "result.py"
     module.write_text("a = 1\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    monkeypatch.setattr(results, "__file__", str(module))
+    monkeypatch.setattr(result_module, "__file__", str(module))
 
     def commit():
-        results._commit.cache_clear()
-        return results._commit()
+        result_module._commit.cache_clear()
+        return result_module._commit()
 
     try:
         assert commit() is None
@@ -306,4 +440,4 @@ def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monk
         module.write_text("a = 2\n")
         assert commit() == f"{head}-dirty"
     finally:
-        results._commit.cache_clear()
+        result_module._commit.cache_clear()

@@ -19,7 +19,7 @@ import torch
 import holdfast as hf
 from holdfast import checkpoint, results
 from holdfast.augment import CropFlip, Normalize
-from holdfast.benchmarks import build
+from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
 from holdfast.data import Dataset, data_root
 from holdfast.learners import BfloatTwin, Sgd, method_names
@@ -44,7 +44,7 @@ def digits() -> Dataset:
 def small(digits, monkeypatch):
     """The first digits of MNIST in place of all of them."""
     for file in ("class_incremental", "domain_incremental", "mnist360"):
-        monkeypatch.setattr(f"holdfast.benchmarks.{file}.load", lambda name, root: digits)
+        monkeypatch.setattr(f"holdfast.benchmarks.{file}.shared_dataset", lambda name, root: digits)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def stop_after(steps, settings, stream, path):
 @pytest.mark.parametrize("method", method_names())
 def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark):
     settings = config(method, benchmark)
-    stream = build(settings, data_root(None))
+    stream = make_benchmark(settings, data_root(None))
     expected = finish(train(settings, stream, CPU))
     total = int(expected.timing["steps"])
     stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
@@ -114,7 +114,7 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
 def test_stopped_after_every_single_step(small, path):
     """Also after the last step of an epoch, of a task, and of the run."""
     settings = config()
-    stream = build(settings, data_root(None))
+    stream = make_benchmark(settings, data_root(None))
     seen = [copy.deepcopy(progress) for progress in train(settings, stream, CPU)]
     by_step = {progress.step: progress for progress in reversed(seen)}  # as it was before an evaluation
     expected = finish(train(settings, stream, CPU))
@@ -172,7 +172,7 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
 
     monkeypatch.setitem(hf.MODELS._entries, "normalised", Normalised)
     settings = config("linf", model="normalised")
-    plain = build(settings, data_root(None))
+    plain = make_benchmark(settings, data_root(None))
     stream = type(plain)(plain.classes, plain.shape, plain.tasks, plain.normalize, True, plain.batches)
     expected = finish(train(settings, stream, CPU))
     for steps in (4, 5):
@@ -260,7 +260,7 @@ def test_ctrl_c_is_left_alone_without_a_checkpoint_in_other_threads_and_where_it
 
 def test_another_run_is_not_continued(small, path):
     settings = config()
-    stop_after(2, settings, build(settings, data_root(None)), path)
+    stop_after(2, settings, make_benchmark(settings, data_root(None)), path)
     with pytest.raises(hf.CheckpointError, match=r"another run: fingerprint is .* start anew"):
         hf.run(settings.change(lr=0.5), device="cpu", checkpoint=path)
     about, state = checkpoint.read(path, "run")
@@ -281,7 +281,7 @@ def test_another_run_is_not_continued(small, path):
 def test_a_full_disk_does_not_end_the_run(small, path, monkeypatch, caplog):
     settings = config()
     expected = hf.run(settings, device="cpu")
-    stop_after(2, settings, build(settings, data_root(None)), path)
+    stop_after(2, settings, make_benchmark(settings, data_root(None)), path)
     kept = path.read_bytes()
 
     def full(*_):
@@ -379,7 +379,7 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     command = [*RUN, "--set", "train_limit=300"]
     settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
     kept = tmp_path / "runs" / "checkpoints" / f"{settings.fingerprint}.safetensors"
-    stop_after(2, settings, build(settings, data_root(None)), kept)
+    stop_after(2, settings, make_benchmark(settings, data_root(None)), kept)
 
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-5])

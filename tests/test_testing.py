@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from holdfast.augment import Normalize
+from holdfast.augment import CropFlip, Normalize
 from holdfast.benchmarks import BENCHMARKS, Benchmark, Task
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
@@ -181,7 +181,7 @@ def two_tasks(config, root):
     """Two tasks of two classes each, of random pictures."""
     sets = [(image_set(20, classes, config.seed), image_set(6, classes, 9)) for classes in ((0, 1), (2, 3))]
     tasks = (Task(tuple(set(train.labels.tolist())), partial(tuple_of, train), test) for train, test in sets)
-    return Benchmark(4, (1, 10, 10), tuple(tasks), augment=True)
+    return Benchmark(4, (1, 10, 10), tuple(tasks), random_view=CropFlip)
 
 
 def tuple_of(value):
@@ -238,7 +238,7 @@ GOOD = image_set(20, (0, 1))
         (broken(shape=(100,)), r"training views have shape \(4, 1, 10, 10\), not \(4, 100\)"),
         (broken(normalize=Normalize((0.5,), (0.0,))), "views are not finite"),
         (broken(normalize=lambda x: x.double()), "views are torch.float64, not float32"),
-        (broken(normalize=lambda x: x.fill_(1).float(), augment=False), "changes the images"),
+        (broken(normalize=lambda x: x.fill_(1).float(), random_view=None), "changes the images"),
         (broken(batches=lambda n, b, g: []), "no minibatches"),
         (broken(batches=lambda n, b, g: torch.arange(n).split(b + 1)), "empty or over 5"),
         (broken(batches=lambda n, b, g: (torch.arange(n) + 1).split(b)), "samples that are not there"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.benchmarks import build
+from holdfast.benchmarks import make_benchmark
 from holdfast.data import Dataset, ImageSet, data_root, load
 from holdfast.learners import LEARNERS
 from holdfast.rng import own_generators
@@ -34,14 +34,14 @@ def small(mnist, monkeypatch) -> Dataset:
         10,
     )
     for file in ("class_incremental", "domain_incremental", "mnist360"):
-        monkeypatch.setattr(f"holdfast.benchmarks.{file}.load", lambda name, root: data)
+        monkeypatch.setattr(f"holdfast.benchmarks.{file}.shared_dataset", lambda name, root: data)
     return data
 
 
 @pytest.fixture
 def whole(mnist, monkeypatch) -> None:
     """All of MNIST, read from its files once for this module."""
-    monkeypatch.setattr("holdfast.benchmarks.domain_incremental.load", lambda name, root: mnist)
+    monkeypatch.setattr("holdfast.benchmarks.domain_incremental.shared_dataset", lambda name, root: mnist)
 
 
 def config(method: str = "mse", benchmark: str = "rot-mnist", **changes) -> hf.RunConfig:
@@ -149,7 +149,7 @@ def test_logits_and_weights_are_those_of_the_final_model(small):
     result = run(config("er"))
     model = hf.MODELS["mlp"]((1, 28, 28), 10)
     model.load_state_dict(result.weights)
-    benchmark = build(result.config, data_root(None))
+    benchmark = make_benchmark(result.config, data_root(None))
     for number, task in enumerate(benchmark.tasks):
         assert torch.equal(result.logits[f"labels.{number}"], task.test.labels)
         logits = result.logits[f"logits.{number}"]
@@ -178,7 +178,7 @@ def test_joint_has_one_row_and_sees_everything_every_epoch(small, monkeypatch):
     result = run(settings)
     assert result.matrix.shape == (1, 3)
     assert not result.matrix.isnan().any()
-    everything = build(settings, data_root(None)).joint().images
+    everything = make_benchmark(settings, data_root(None)).joint().images
     assert result.timing["steps"] == len(seen) == 2 * math.ceil(300 / settings.batch_size)
     half = len(seen) // 2
     for epoch in (seen[:half], seen[half:]):
@@ -201,7 +201,7 @@ def test_tasks_come_in_order_each_sample_once_an_epoch(small, monkeypatch):
     settings = config("sgd", train_limit=150, epochs=2, batch_size=40)
     run(settings)
     assert [len(x) for x in seen] == [40, 40, 40, 30] * 4
-    tasks = build(settings, data_root(None)).tasks
+    tasks = make_benchmark(settings, data_root(None)).tasks
     orders = set()
     for number in range(4):
         epoch = [x.numpy().tobytes() for x in torch.cat(seen[4 * number : 4 * number + 4])]
@@ -362,7 +362,8 @@ def test_runs_in_threads_have_the_results_they_have_alone(small, forgetful):
 
 def test_a_run_that_nobody_goes_on_with_holds_nobody_up(small, forgetful):
     settings = config("mse", model="forgetful")
-    with ThreadPoolExecutor(1) as pool, closing(train(settings, build(settings, data_root(None)), CPU)) as left:
+    benchmark = make_benchmark(settings, data_root(None))
+    with ThreadPoolExecutor(1) as pool, closing(train(settings, benchmark, CPU)) as left:
         for _ in range(3):
             next(left)
         assert_identical(pool.submit(run, settings, threads=1).result(60), run(settings, threads=1))
@@ -380,7 +381,7 @@ def test_runs_can_be_interleaved(small, forgetful, model):
     settings = [replace(setting, model=model) for setting in settings]
 
     def start(setting):
-        return train(setting, build(setting, data_root(None)), CPU)
+        return train(setting, make_benchmark(setting, data_root(None)), CPU)
 
     def finish(steps):
         while True:

@@ -9,7 +9,7 @@ for x, y in stream:
 
 from holdfast import analysis
 from holdfast.benchmarks import BENCHMARKS
-from holdfast.buffer import Reservoir
+from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.export import export
@@ -18,7 +18,6 @@ from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
-from holdfast.sharded import ShardedReservoir
 from holdfast.training import run
 
 __all__ = [

@@ -53,7 +53,7 @@ class CropFlip:
 
     compilable = ("render",)
 
-    def __init__(self, normalize: Normalize, generator: torch.Generator, padding: int = 4) -> None:
+    def __init__(self, normalize: View, generator: torch.Generator, padding: int = 4) -> None:
         self.normalize, self.generator, self.padding = normalize, generator, padding
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -63,7 +63,8 @@ class CropFlip:
 
     def render(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """The view that `uniforms` (3, B, 1) in [0, 1) decide: shift down, shift right, flip."""
-        return self.normalize(self.crop_flip(images, uniforms))
+        view: Tensor = self.normalize(self.crop_flip(images, uniforms))
+        return view
 
     def crop_flip(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """The uint8 part: one gather instead of padding, cropping and flipping."""

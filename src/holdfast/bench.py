@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from holdfast.benchmarks import Benchmark, Task
-from holdfast.benchmarks import build as build_benchmark
+from holdfast.augment import CropFlip
+from holdfast.benchmarks import Benchmark, Task, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import prepare_cuda
@@ -82,9 +82,8 @@ def made_up(config: RunConfig, samples: int = 4096) -> Benchmark:
 
     data, test = images(samples), images(1000)
     tasks = tuple(Task(tuple(range(classes)), lambda: data, test) for _ in range(config.tasks or 1))
-    return Benchmark(
-        classes, shape, tasks, augment=config.benchmark in ("seq-cifar10", "seq-cifar100", "seq-tinyimagenet")
-    )
+    # Photographs are cropped and flipped for training, digits are not.
+    return Benchmark(classes, shape, tasks, random_view=CropFlip if shape[0] == 3 else None)
 
 
 def floor_step(rows: int, repeats: int, sizes: tuple[int, ...] = (784, 100, 100, 10)) -> float:
@@ -107,7 +106,7 @@ def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tas
     torch.set_num_threads(1)
     config = RunConfig.preset("rot-mnist", method, buffer_size=buffer_size, tasks=tasks)
     rows = 2 * config.batch_size + config.replay_size
-    benchmark = build_benchmark(config, root)
+    benchmark = make_benchmark(config, root)
     floor_step(rows, 50)
     floors: list[float] = []
     aside: list[float] = []

@@ -164,13 +164,13 @@ class CapturedEngine(Engine):
     def step(self, indices: Tensor) -> None:
         """One step on these samples."""
         buffer = self.learner.buffer
-        key = (len(indices), buffer.stored if buffer else 0)
+        key = (len(indices), 0 if buffer is None else buffer.stored)
         captured = self._graphs.get(key)
         if captured is not None:
             captured.indices.copy_(indices)
             captured.graph.replay()
-            if buffer:
-                buffer.offered += len(indices)  # the host's count, which a replay does not touch
+            if buffer is not None:
+                buffer.recount(buffer.offered + len(indices))  # the host's count, which a replay does not touch
         else:
             self._first_steps(key, indices)
         self.log.steps += 1
@@ -205,7 +205,7 @@ class CapturedEngine(Engine):
             graph.register_generator_state(generator)
         static = indices.clone()
         buffer = self.learner.buffer
-        offered = buffer.offered if buffer else 0
+        offered = 0 if buffer is None else buffer.offered
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream(self.device)):
                 self._execute(static)
@@ -213,8 +213,8 @@ class CapturedEngine(Engine):
             torch.cuda.synchronize(self.device)
             for generator, state in states:
                 renew(generator, state)
-            if buffer:
-                buffer.offered = offered
+            if buffer is not None:
+                buffer.recount(offered)
             raise
         return _Graph(graph, static)
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.benchmarks import Benchmark
-from holdfast.benchmarks import build as build_benchmark
+from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.results import RunResult
@@ -104,7 +103,7 @@ def run_fleet(
                 exhausted = True
                 break
             try:
-                active.append(Member(config, build_benchmark(config, data_root(data), target), target))
+                active.append(Member(config, make_benchmark(config, data_root(data), target), target))
             except Exception as error:  # a plugin's benchmark may raise anything
                 yield Outcome(config, None, error)
         for member in list(active):

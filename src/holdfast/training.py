@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import checkpoint
-from holdfast.benchmarks import Benchmark, Task, shuffled
-from holdfast.benchmarks import build as build_benchmark
+from holdfast.benchmarks import Benchmark, Task, make_benchmark, shuffled
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.data import ImageSet, data_root
 from holdfast.engine import Engine, make_engine
@@ -26,7 +25,7 @@ from holdfast.errors import CheckpointError, TrainingError, UsageError
 from holdfast.evaluation import Exam, evaluate, grade, predict
 from holdfast.learners import Learner, Parts, PlainSgd
 from holdfast.learners import build as build_learner
-from holdfast.models import MODELS, group_batchnorm
+from holdfast.models import MODELS, group_batchnorm, preferred_threads
 from holdfast.results import RunResult, environment
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
@@ -224,8 +223,8 @@ def run(
     """
     target = choose_device(device)
     keeper = Keeper(Path(checkpoint), config, target, every) if checkpoint is not None else None
-    benchmark = benchmark or build_benchmark(config, data_root(data), target)
-    threads = threads or (1 if config.model == "mlp" else torch.get_num_threads())
+    benchmark = benchmark or make_benchmark(config, data_root(data), target)
+    threads = threads or preferred_threads(config.model) or torch.get_num_threads()
     with _threads(threads), _own_stream(target), keeper.stoppable() if keeper else nullcontext():
         steps = train(config, benchmark, target, keeper)
         while True:

@@ -320,8 +320,8 @@ def test_cifar10_runs_use_the_published_images_where_they_are(tmp_path: Path, mo
     labels = torch.arange(10_000) % 10
     test = ImageSet(torch.zeros(10_000, 3, 32, 32, dtype=torch.uint8), labels)
     cifar10 = Dataset(ImageSet(test.images[:100], labels[:100]), test, 10)
-    monkeypatch.setattr("holdfast.analysis.runs.load", lambda *_: cifar10)
-    monkeypatch.setattr("holdfast.benchmarks.class_incremental.load", lambda *_: cifar10)
+    monkeypatch.setattr("holdfast.analysis.runs.shared_dataset", lambda *_: cifar10)
+    monkeypatch.setattr("holdfast.benchmarks.class_incremental.shared_dataset", lambda *_: cifar10)
     changes = {"model": "mlp", "epochs": 1, "precision": "float32"}
     config = RunConfig.preset("seq-cifar10", "er", **changes)
     analysis = analyze_run(results.save(run(config, data=tmp_path, device="cpu"), tmp_path / "runs"))

@@ -35,7 +35,7 @@ def replace_data(monkeypatch):
             return data
 
         for file in BENCHMARK_FILES:
-            monkeypatch.setattr(f"holdfast.benchmarks.{file}.load", instead)
+            monkeypatch.setattr(f"holdfast.benchmarks.{file}.shared_dataset", instead)
         return asked
 
     return use

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from benchmarks.conftest import small_dataset
-from holdfast.benchmarks import build, domain_incremental
+from holdfast.benchmarks import domain_incremental, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import Dataset
 
@@ -46,7 +46,7 @@ def test_angles_are_uniform_in_a_half_circle_and_come_from_the_seed(same, rotati
     by_seed = []
     for seed in (*range(30), 0):
         rotations.clear()
-        build(config(seed=seed), NOWHERE)
+        make_benchmark(config(seed=seed), NOWHERE)
         by_seed.append([angle for _, angle in rotations])
     angles = np.array(by_seed[:30])
     assert angles.shape == (30, 20)
@@ -59,19 +59,19 @@ def test_angles_are_uniform_in_a_half_circle_and_come_from_the_seed(same, rotati
 
 
 def test_a_shorter_sequence_is_the_beginning_of_a_longer_one(same, rotations):
-    build(config(tasks=3), NOWHERE)
+    make_benchmark(config(tasks=3), NOWHERE)
     short = list(rotations)
     rotations.clear()
-    build(config(tasks=20), NOWHERE)
+    make_benchmark(config(tasks=20), NOWHERE)
     assert rotations[:3] == short
 
 
 def test_images_are_pillows_rotation_by_that_angle_in_training_and_test(same, rotations):
-    benchmark = build(config(tasks=3, seed=5), NOWHERE)
+    benchmark = make_benchmark(config(tasks=3, seed=5), NOWHERE)
     angles = [angle for _, angle in rotations]
     assert benchmark.shape == (1, 28, 28)
     assert benchmark.classes == 10
-    assert not benchmark.augment
+    assert benchmark.random_view is None
     for task, angle in zip(benchmark.tasks, angles, strict=True):
         expected = [
             np.asarray(Image.fromarray(image[0].numpy()).rotate(angle, Image.Resampling.NEAREST))
@@ -87,14 +87,14 @@ def test_images_are_pillows_rotation_by_that_angle_in_training_and_test(same, ro
 
 def test_training_images_are_made_only_when_asked_for(replace_data, rotations):
     replace_data(small_dataset(10, (1, 28, 28), train=6, test=3))
-    benchmark = build(config(tasks=4), NOWHERE)
+    benchmark = make_benchmark(config(tasks=4), NOWHERE)
     assert [count for count, _ in rotations] == [30] * 4  # the test sets
     benchmark.tasks[2].train()
     assert rotations[4:] == [(60, rotations[2][1])]
 
 
 def test_joint_is_every_task(same):
-    benchmark = build(config(tasks=3), NOWHERE)
+    benchmark = make_benchmark(config(tasks=3), NOWHERE)
     joint = benchmark.joint()
     assert torch.equal(joint.images, torch.cat([task.test.images for task in benchmark.tasks]))
     assert torch.equal(joint.labels, same.train.labels.repeat(3))
@@ -102,7 +102,7 @@ def test_joint_is_every_task(same):
 
 @pytest.mark.parametrize("name", ["rot-mnist", "perm-mnist"])
 def test_train_limit(same, name):
-    benchmark = build(config(name, tasks=2, train_limit=7), NOWHERE)
+    benchmark = make_benchmark(config(name, tasks=2, train_limit=7), NOWHERE)
     for task in benchmark.tasks:
         assert torch.equal(task.train().images, task.test.images[:7])
         assert torch.equal(task.train().labels, task.test.labels[:7])
@@ -118,7 +118,7 @@ def test_permutations_permute_and_are_the_same_in_training_and_test(replace_data
     replace_data(Dataset(both, both, 10))
 
     def orders(seed):
-        benchmark = build(config("perm-mnist", tasks=4, seed=seed), NOWHERE)
+        benchmark = make_benchmark(config("perm-mnist", tasks=4, seed=seed), NOWHERE)
         assert all(torch.equal(task.train().images, task.test.images) for task in benchmark.tasks)
         assert all(task.test.labels.tolist() == [3, 4] for task in benchmark.tasks)
         flat = [task.test.images.flatten(1).long() for task in benchmark.tasks]
@@ -133,7 +133,7 @@ def test_permutations_permute_and_are_the_same_in_training_and_test(replace_data
 
 def test_the_bundled_digits(replace_data, mnist):
     replace_data(mnist)
-    benchmark = build(config(tasks=1), NOWHERE)
+    benchmark = make_benchmark(config(tasks=1), NOWHERE)
     train = benchmark.tasks[0].train()
     assert train.images.shape == (60_000, 1, 28, 28)
     assert torch.equal(train.labels, mnist.train.labels)

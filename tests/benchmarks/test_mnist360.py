@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from benchmarks.conftest import image_set
-from holdfast.benchmarks import Benchmark, build
+from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.benchmarks.mnist360 import plan_batches
 from holdfast.config import RunConfig
 from holdfast.data import Dataset
@@ -84,7 +84,7 @@ def digits(replace_data) -> Dataset:
 @pytest.mark.parametrize("batch_size", [4, 16, 32, 1])
 def test_every_image_of_the_stream(digits, batch_size):
     expected = simulate(chunks_of(digits.train.labels), batch_size)
-    found = stream_of(build(config(batch_size, seed=3), NOWHERE), batch_size)
+    found = stream_of(make_benchmark(config(batch_size, seed=3), NOWHERE), batch_size)
     assert len(found) == len(expected)
     used = set()
     for (images, labels), wanted in zip(found, expected, strict=True):
@@ -97,7 +97,7 @@ def test_every_image_of_the_stream(digits, batch_size):
 
 
 def test_batches_are_full_except_the_last_of_a_visit(digits):
-    found = stream_of(build(config(4), NOWHERE), 4)
+    found = stream_of(make_benchmark(config(4), NOWHERE), 4)
     pairs = []
     for _, labels in found:
         assert len(labels) <= 4
@@ -113,12 +113,12 @@ def test_what_is_left_of_a_chunk_when_the_pair_changes_is_dropped():
     chunks = [[2 + digit % 2] * 12 for digit in range(9)]
     plan = plan_batches(chunks, 2)
     assert [batch.digits for batch in plan[:6]] == [(0, 1), (0, 1), (1, 2), (1, 2), (2, 3), (2, 3)]
-    assert {batch.takes for batch in plan} == {(1, 1)}
+    assert {batch.counts for batch in plan} == {(1, 1)}
     assert len(plan) == 6 * 9 * 2
 
 
 def test_chunks_are_shuffled_by_the_seed(digits):
-    first, other, again = (build(config(16, seed=seed), NOWHERE).tasks[0].train() for seed in (0, 1, 0))
+    first, other, again = (make_benchmark(config(16, seed=seed), NOWHERE).tasks[0].train() for seed in (0, 1, 0))
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, other.labels)  # the same digits at the same time
     assert not torch.equal(first.images, other.images)
@@ -130,7 +130,7 @@ def test_chunks_are_shuffled_by_the_seed(digits):
 
 
 def test_test_set_turns_each_digit_through_the_full_circle(digits):
-    (task,) = build(config(16), NOWHERE).tasks
+    (task,) = make_benchmark(config(16), NOWHERE).tasks
     assert 9 not in task.test.labels
     assert len(task.test.labels) == (digits.test.labels < 9).sum()
     for digit in range(9):
@@ -140,12 +140,12 @@ def test_test_set_turns_each_digit_through_the_full_circle(digits):
 
 
 def test_ten_outputs_one_task_and_no_nines(digits):
-    benchmark = build(config(16), NOWHERE)
+    benchmark = make_benchmark(config(16), NOWHERE)
     assert benchmark.classes == 10
     assert benchmark.shape == (1, 28, 28)
     assert len(benchmark.tasks) == 1
     assert benchmark.tasks[0].classes == tuple(range(10))
-    assert not benchmark.augment
+    assert benchmark.random_view is None
     assert set(benchmark.tasks[0].train().labels.tolist()) == set(range(9))
 
 
@@ -153,7 +153,7 @@ def test_the_bundled_digits(replace_data, mnist):
     replace_data(mnist)
     batch_size = 16
     expected = simulate(chunks_of(mnist.train.labels), batch_size)
-    found = stream_of(build(config(batch_size), NOWHERE), batch_size)
+    found = stream_of(make_benchmark(config(batch_size), NOWHERE), batch_size)
     assert [labels.tolist() for _, labels in found] == [[digit for digit, _, _ in batch] for batch in expected]
     assert sum(len(labels) for _, labels in found) > 50_000
     # Too many to look at each: a few from all over the stream.
@@ -183,7 +183,7 @@ def test_plan_never_takes_more_than_there_is(sizes, batch_size):
 
 @pytest.mark.parametrize("limit", [20, 130, 400])
 def test_train_limit_shortens_the_stream_to_whole_batches(digits, limit):
-    benchmark = build(config(4, train_limit=limit), NOWHERE)
+    benchmark = make_benchmark(config(4, train_limit=limit), NOWHERE)
     train = benchmark.tasks[0].train()
     assert len(train.labels) <= limit
     batches = list(benchmark.batches(len(train.labels), 4, torch.Generator()))

@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 import holdfast as hf
 from holdfast import checkpoint
-from holdfast.benchmarks import build
+from holdfast.benchmarks import make_benchmark
 from holdfast.data import data_root
 from holdfast.training import Keeper, train
 
@@ -18,7 +18,7 @@ from .hunt import altered, damaged, fuzz, outcome
 
 CPU = torch.device("cpu")
 CONFIG = hf.RunConfig.preset("seq-mnist", "linf", buffer_size=10, train_limit=200)
-BENCHMARK = build(CONFIG, data_root())
+BENCHMARK = make_benchmark(CONFIG, data_root())
 
 
 def learner():

@@ -17,7 +17,7 @@ def filled(path):
     buffer = hf.Reservoir(5, storage=path)
     for step in range(4):
         buffer.add({"a": torch.full((3, 2), float(step)), "b": torch.arange(3)}, torch.arange(3), torch.rand(3, 4))
-    buffer.keep()
+    buffer.commit()
     buffer.close()
 
 

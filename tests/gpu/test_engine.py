@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.bench import made_up
-from holdfast.benchmarks import build
+from holdfast.benchmarks import make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import CapturedEngine, Engine
@@ -164,7 +164,7 @@ def test_auto_is_the_gpu():
 @pytest.mark.parametrize("name", ["rot-mnist", "perm-mnist", "mnist-360", "seq-mnist"])
 def test_tasks_made_on_the_gpu_are_those_made_on_the_cpu(name, tmp_path):
     config = RunConfig.preset(name, "sgd", tasks=None, train_limit=2000)
-    here, there = (build(config, tmp_path, torch.device(device)) for device in ("cpu", "cuda"))
+    here, there = (make_benchmark(config, tmp_path, torch.device(device)) for device in ("cpu", "cuda"))
     for ours, theirs in zip(here.tasks[:3], there.tasks[:3], strict=True):
         assert theirs.test.images.is_cuda
         assert torch.equal(ours.test.images, theirs.test.images.cpu())

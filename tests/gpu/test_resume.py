@@ -7,7 +7,7 @@ import torch
 
 import holdfast as hf
 from holdfast.bench import made_up
-from holdfast.benchmarks import build
+from holdfast.benchmarks import make_benchmark
 from holdfast.data import data_root
 from holdfast.learners import BfloatTwin
 from holdfast.training import Keeper, _prepare, train
@@ -73,7 +73,7 @@ def assert_close(got, expected, rtol, atol):
 def test_rot_mnist_stopped_twice(tmp_path, method):
     """In the second task too; the last minibatch of each is short, so there are several graphs."""
     config = hf.RunConfig.preset("rot-mnist", method, buffer_size=50, tasks=2, train_limit=3000)
-    stream, path = build(config, data_root(None), DEVICE), tmp_path / "run.safetensors"
+    stream, path = make_benchmark(config, data_root(None), DEVICE), tmp_path / "run.safetensors"
     expected = finish(config, stream)
     steps = int(expected.timing["steps"])
     for stop in (steps // 3, steps * 3 // 4):

@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.buffer import Reservoir
+from buffer.test_reservoir import numbered
+from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.rng import generator
-from holdfast.sharded import ShardedReservoir
-from test_buffer import numbered
 
 pytestmark = [
     pytest.mark.gpu,

@@ -75,7 +75,7 @@ def observe(taught, steps, size=16):
 def outcome(taught):
     """Weights, and the buffer's labels and logits, which depend on everything."""
     weights = {name: value.clone() for name, value in taught.model.state_dict().items()}
-    return weights, (taught.buffer.contents() if taught.buffer else None)
+    return weights, (None if taught.buffer is None else taught.buffer.contents())
 
 
 def assert_close(one, other):

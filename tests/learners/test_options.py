@@ -524,11 +524,11 @@ def test_a_loss_that_is_not_finite_raises_before_the_step(name):
         learner.observe(x, y)
     with torch.no_grad():
         model[0].classifier.weight *= 1e308
-    before, offered = deepcopy(model), learner.buffer.offered if learner.buffer else 0
+    before, offered = deepcopy(model), 0 if learner.buffer is None else learner.buffer.offered
     with pytest.raises(TrainingError, match=r"so no step was made.*smaller learning rate"):
         learner.observe(100 * x, y)
     assert_same_state(model, before, rtol=0, atol=0)
-    assert not learner.buffer or learner.buffer.offered == offered
+    assert learner.buffer is None or learner.buffer.offered == offered
 
 
 @pytest.mark.parametrize(("kind", "part"), [("mlp", "classifier.bias"), ("batchnorm", "1.running_var")])

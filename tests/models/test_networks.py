@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import UsageError
-from holdfast.models import MLP, MODELS, ResNet18
+from holdfast.models import MLP, MODELS, ResNet18, preferred_threads
 from holdfast.rng import generator, seeded_globally
 
 
@@ -140,3 +140,9 @@ def test_every_registered_model(name):
 def test_an_unknown_model():
     with pytest.raises(UsageError, match="unknown model 'resnet': did you mean 'resnet18'"):
         MODELS["resnet"]
+
+
+def test_only_the_small_network_prefers_one_thread():
+    assert (preferred_threads("mlp"), preferred_threads("resnet18")) == (1, None)
+    with pytest.raises(UsageError, match="did you mean 'mlp'"):
+        preferred_threads("mpl")

@@ -23,7 +23,7 @@ from holdfast.analysis.overview import Gains, Scores, gains
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import Robustness, robustness_of
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
-from holdfast.benchmarks import Benchmark, build, load
+from holdfast.benchmarks import Benchmark, make_benchmark, shared_dataset
 from holdfast.config import WITHOUT_BUFFER, RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
@@ -220,8 +220,8 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
 def exam_images(config: RunConfig, root: Path) -> ImageSet:
     """All test images of a run's benchmark; those of CIFAR-10 in their published order, which CIFAR-10-C follows."""
     if config.benchmark == "seq-cifar10":
-        return load("cifar10", root).test  # read once for all runs
-    tests = [task.test for task in build(config, root).tasks]
+        return shared_dataset("cifar10", root).test  # read once for all runs
+    tests = [task.test for task in make_benchmark(config, root).tasks]
     return ImageSet(torch.cat([test.images for test in tests]), torch.cat([test.labels for test in tests]))
 
 
@@ -293,7 +293,7 @@ def final_model(
     folder: Path, config: RunConfig, weights: Mapping[str, Tensor], root: Path
 ) -> tuple[nn.Module, Benchmark]:
     """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
-    benchmark = build(config, root)
+    benchmark = make_benchmark(config, root)
     model = build_model(config, benchmark)
     try:
         model.load_state_dict(dict(weights))

@@ -1,16 +1,27 @@
-"""Data -> tasks. One short file per scenario; each registers a function (config, data root) -> Benchmark."""
+"""Data -> tasks. One short file per scenario; each registers functions (config, data root) -> Benchmark."""
 
 from holdfast.benchmarks import class_incremental, domain_incremental, mnist360
-from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, build, load, shuffled
+from holdfast.benchmarks.base import (
+    BENCHMARKS,
+    Benchmark,
+    Task,
+    make_benchmark,
+    needs,
+    required_data,
+    shared_dataset,
+    shuffled,
+)
 
 __all__ = [
     "BENCHMARKS",
     "Benchmark",
     "Task",
-    "build",
     "class_incremental",
     "domain_incremental",
-    "load",
+    "make_benchmark",
     "mnist360",
+    "needs",
+    "required_data",
+    "shared_dataset",
     "shuffled",
 ]

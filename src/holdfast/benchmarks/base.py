@@ -1,4 +1,4 @@
-"""What a benchmark is: tasks with training data and test sets, and how the network is shown them."""
+"""What a benchmark is: tasks with training data and test sets, and what the network is shown of them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.augment import CropFlip, Normalize, View
+from holdfast import data
+from holdfast.augment import Normalize, View
 from holdfast.config import RunConfig
 from holdfast.data import Dataset, ImageSet
-from holdfast.data import load as load_data
 from holdfast.errors import UsageError
 from holdfast.registry import Registry
 from holdfast.rng import generator
 
-__all__ = ["BENCHMARKS", "Benchmark", "Task", "build", "load", "shuffled"]
-
+__all__ = ["BENCHMARKS", "Benchmark", "Task", "make_benchmark", "needs", "required_data", "shared_dataset", "shuffled"]
 
 CPU = torch.device("cpu")
+RandomView = Callable[[View, torch.Generator], View]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One stretch of the stream with its own test set."""
+    """One part of the stream, with a test set of its own."""
 
     classes: tuple[int, ...]
-    """The classes a Task-IL evaluation chooses from."""
+    """The classes that a Task-IL evaluation chooses from."""
     train: Callable[[], ImageSet]
-    """Makes the training set when the task begins, so that long sequences need not fit into memory."""
+    """Makes the training set when the task begins, so that not all tasks must fit into memory together."""
     test: ImageSet
 
 
@@ -49,87 +49,109 @@ class Benchmark:
     shape: tuple[int, ...]
     """Shape of one input as the network sees it."""
     tasks: tuple[Task, ...]
-    normalize: Normalize = field(default_factory=Normalize)
-    augment: bool = False
-    """Whether training views are randomly cropped and flipped."""
+    normalize: View = field(default_factory=Normalize)
+    """What the network is shown of test images."""
+    random_view: RandomView | None = None
+    """Makes the view of training images from `normalize` and a generator, e.g. `CropFlip`; None: `normalize` alone."""
     batches: Callable[[int, int, torch.Generator], Iterable[Tensor]] = shuffled
     """(samples, batch size, generator) -> the index batches of one epoch of a task."""
+    boundaries: bool = True
+    """Whether a learner is told where tasks begin and end."""
 
     def train_view(self, generator: torch.Generator) -> View:
-        """What the network is shown of training images; `generator` decides augmentation."""
-        return CropFlip(self.normalize, generator) if self.augment else self.normalize
+        """What the network is shown of training images; `generator` decides about random views."""
+        return self.random_view(self.normalize, generator) if self.random_view else self.normalize
 
     def joint(self) -> ImageSet:
-        """The training data of all tasks at once."""
+        """The training data of all tasks together."""
         parts = [task.train() for task in self.tasks]
         return ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+BenchmarkFunction = Callable[[RunConfig, Path], Benchmark]
+BENCHMARKS: Registry[BenchmarkFunction] = Registry("benchmark")
+
+
+def needs(*datasets: str) -> Callable[[BenchmarkFunction], BenchmarkFunction]:
+    """A decorator that says which data sets a benchmark reads, for `required_data`."""
+
+    def mark(function: BenchmarkFunction) -> BenchmarkFunction:
+        function.needs = datasets  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def required_data(name: str) -> tuple[str, ...]:
+    """The names of the data sets that the benchmark `name` reads; () if its author did not say (see `needs`)."""
+    return getattr(BENCHMARKS[name], "needs", ())
 
 
 _device: ContextVar[torch.device] = ContextVar("device", default=CPU)
 
 
-def load(name: str, root: Path) -> Dataset:
-    """The data set `name` on the device that `build` was called for, so that tasks are made there.
+def shared_dataset(name: str, root: Path) -> Dataset:
+    """The data set `name` on the device that `make_benchmark` was called for, so that tasks are made there.
 
-    Read once for all runs of a process; nobody writes to it.
+    It is read once and shared by all runs of a process: do not write to it.
     """
     return _load(name, root, _device.get())
 
 
 @lru_cache(maxsize=2)
 def _load(name: str, root: Path, device: torch.device) -> Dataset:
-    data = load_data(name, root)
-    train, test = (ImageSet(part.images.to(device), part.labels.to(device)) for part in (data.train, data.test))
-    return data._replace(train=train, test=test)
+    found = data.load(name, root)
+    train, test = (ImageSet(part.images.to(device), part.labels.to(device)) for part in (found.train, found.test))
+    return found._replace(train=train, test=test)
 
 
-BENCHMARKS: Registry[Callable[[RunConfig, Path], Benchmark]] = Registry("benchmark")
-
-
-def build(config: RunConfig, root: Path, device: torch.device = CPU) -> Benchmark:
+def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) -> Benchmark:
     """The benchmark of a run, its data on `device`, with `train_limit` and `validation` applied and labels checked."""
     token = _device.set(device)
     try:
         benchmark = BENCHMARKS[config.benchmark](config, root)
     finally:
         _device.reset(token)
-    if config.tasks is not None and len(benchmark.tasks) != config.tasks:
-        raise UsageError(f"{config.benchmark} has {len(benchmark.tasks)} tasks here, not {config.tasks}.")
-    for number, task in enumerate(benchmark.tasks):
-        _check_labels(task.test.labels, benchmark.classes, f"test labels of task {number}")
     tasks = benchmark.tasks
+    if config.tasks is not None and len(tasks) != config.tasks:
+        raise UsageError(f"{config.benchmark} has {len(tasks)} tasks here, not {config.tasks}.")
+    for number, task in enumerate(tasks):
+        _check_labels(task.test.labels, benchmark.classes, f"test labels of task {number}")
     if config.train_limit is not None:
         tasks = tuple(_limited(task, config.train_limit) for task in tasks)
     if config.validation:
         if benchmark.batches is not shuffled:
-            raise UsageError(f"{config.benchmark} is one ordered stream: no part of it can be kept for validation.")
+            raise UsageError(f"{config.benchmark} is one ordered stream: no part of it can be taken for validation.")
         tasks = tuple(_validated(task, config.validation) for task in tasks)
     return replace(benchmark, tasks=tasks)
 
 
 def _limited(task: Task, limit: int) -> Task:
+    """The task with only its first `limit` training samples."""
+
     def train() -> ImageSet:
-        full = task.train()
-        return ImageSet(full.images[:limit], full.labels[:limit])
+        images, labels = task.train()
+        return ImageSet(images[:limit], labels[:limit])
 
     return replace(task, train=train)
 
 
 def _validated(task: Task, share: float) -> Task:
-    """The task tested on a share of its training samples, which are no longer trained on; the same for all seeds."""
+    """The task without a share of its training samples, which become its test set; the same ones for all seeds."""
 
     def split() -> tuple[ImageSet, ImageSet]:
-        full = task.train()
-        order = torch.randperm(len(full.labels), generator=generator(0, "validation")).to(full.labels.device)
-        held, kept = order[: round(share * len(order))], order[round(share * len(order)) :].sort().values
-        return ImageSet(full.images[held], full.labels[held]), ImageSet(full.images[kept], full.labels[kept])
+        images, labels = task.train()
+        order = torch.randperm(len(labels), generator=generator(0, "validation")).to(labels.device)
+        count = round(share * len(order))
+        train, test = order[count:].sort().values, order[:count]
+        return ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test])
 
-    held, kept = split()
-    if not len(held.labels):
-        raise UsageError(f"a validation share of {share} holds back no sample of a task; take a larger one.")
-    if not len(kept.labels):
-        raise UsageError(f"a validation share of {share} leaves no sample of a task to train on; take a smaller one.")
-    return replace(task, train=lambda: split()[1], test=held)
+    train, test = split()
+    if not len(test.labels):
+        raise UsageError(f"a validation share of {share} takes no sample of a task; choose a larger one.")
+    if not len(train.labels):
+        raise UsageError(f"a validation share of {share} leaves no sample of a task to train on; choose a smaller one.")
+    return replace(task, train=lambda: split()[0], test=test)
 
 
 def _check_labels(labels: Tensor, classes: int, what: str) -> None:

@@ -1,14 +1,15 @@
-"""Domain-incremental benchmarks: all digits in every task, seen differently."""
+"""Domain-incremental benchmarks: all digits in every task, but the images change."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, load
+from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, needs, shared_dataset
 from holdfast.benchmarks.rotation import rotate
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
@@ -18,30 +19,33 @@ __all__: list[str] = []
 
 
 @BENCHMARKS.register("rot-mnist", "MNIST, 20 tasks, each rotated by an angle in [0, 180)")
+@needs("mnist")
 def rot_mnist(config: RunConfig, root: Path) -> Benchmark:
     """Each task is all of MNIST, rotated by one angle."""
-    data = load("mnist", root)
     draw = generator(config.seed, "stream")
     angles = torch.rand(config.tasks or 20, generator=draw, dtype=torch.float64) * 180
-
-    def turned(images: ImageSet, angle: float) -> ImageSet:
-        return ImageSet(rotate(images.images, angle), images.labels)
-
-    digits = tuple(range(10))
-    tasks = [Task(digits, partial(turned, data.train, a), turned(data.test, a)) for a in angles.tolist()]
-    return Benchmark(10, (1, 28, 28), tuple(tasks))
+    return _digits(root, [partial(rotate, angle=angle) for angle in angles.tolist()])
 
 
 @BENCHMARKS.register("perm-mnist", "MNIST, 20 tasks, each with its pixels permuted")
+@needs("mnist")
 def perm_mnist(config: RunConfig, root: Path) -> Benchmark:
     """Each task is all of MNIST, its pixels in another order."""
-    data = load("mnist", root)
     draw = generator(config.seed, "stream")
     orders = [torch.randperm(28 * 28, generator=draw) for _ in range(config.tasks or 20)]
+    return _digits(root, [partial(_permute, order=order) for order in orders])
 
-    def permuted(images: ImageSet, order: Tensor) -> ImageSet:
-        return ImageSet(images.images.flatten(1)[:, order].view_as(images.images), images.labels)
 
-    digits = tuple(range(10))
-    tasks = [Task(digits, partial(permuted, data.train, o), permuted(data.test, o)) for o in orders]
+def _permute(images: Tensor, order: Tensor) -> Tensor:
+    return images.flatten(1)[:, order].view_as(images)
+
+
+def _digits(root: Path, changes: list[Callable[[Tensor], Tensor]]) -> Benchmark:
+    """MNIST, with one task for each change of its images."""
+    data = shared_dataset("mnist", root)
+
+    def changed(part: ImageSet, change: Callable[[Tensor], Tensor]) -> ImageSet:
+        return ImageSet(change(part.images), part.labels)
+
+    tasks = [Task(tuple(range(10)), partial(changed, data.train, c), changed(data.test, c)) for c in changes]
     return Benchmark(10, (1, 28, 28), tuple(tasks))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from holdfast import checkpoint, results
 from holdfast import data as datasets
-from holdfast.benchmarks import BENCHMARKS, build
+from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
 from holdfast.display import RunDisplay, data_progress, errors, output, table
@@ -70,7 +70,7 @@ def run_command(
         if kept is not None and kept.exists():
             errors.print(f"continuing from {kept}", highlight=False)
         with data_progress():
-            stream = build(config, datasets.data_root(data), target)
+            stream = make_benchmark(config, datasets.data_root(data), target)
         try:
             with _loggers(log or [], config) as loggers, RunDisplay() as display:
                 found = run(

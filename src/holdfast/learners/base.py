@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View
-from holdfast.buffer import Reservoir
+from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import PRECISIONS, RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners import checks, fitting
@@ -30,7 +30,6 @@ from holdfast.registry import Registry, unknown_name
 from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
 from holdfast.rng import generator as seeded_generator
-from holdfast.sharded import ShardedReservoir
 
 __all__ = ["LEARNERS", "Learner", "Loss", "Losses", "Parts", "build", "method_names", "refuse_options", "widen"]
 
@@ -397,7 +396,7 @@ class Learner:
             if self.ranks is None or self.ranks.rank == 0:
                 checkpoint.write(Path(path), "learner", state)
         if self.buffer is not None:
-            self.buffer.keep(state["learner"]["buffer"])
+            self.buffer.commit(state["learner"]["buffer"])
 
     def load(self, path: Path | str) -> dict[str, Any]:
         """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it.
@@ -417,7 +416,7 @@ class Learner:
                 "make the learner anew."
             ) from error
         if self.buffer is not None:
-            self.buffer.keep()
+            self.buffer.commit()
         return extra
 
     def _take(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:

@@ -1,6 +1,6 @@
 """The networks of the paper, and BatchNorm with statistics per minibatch."""
 
 from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
-from holdfast.models.networks import MLP, MODELS, ResNet18
+from holdfast.models.networks import MLP, MODELS, ResNet18, preferred_threads
 
-__all__ = ["MLP", "MODELS", "GroupedBatchNorm", "GroupedForward", "ResNet18", "group_batchnorm"]
+__all__ = ["MLP", "MODELS", "GroupedBatchNorm", "GroupedForward", "ResNet18", "group_batchnorm", "preferred_threads"]

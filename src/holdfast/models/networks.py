@@ -12,15 +12,23 @@ from torch.nn import functional as F
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18"]
+__all__ = ["MLP", "MODELS", "ResNet18", "preferred_threads"]
 
 MODELS: Registry[Callable[[tuple[int, ...], int], nn.Module]] = Registry("model")
 """Constructors (shape of one input, number of classes) -> network."""
 
 
+def preferred_threads(name: str) -> int | None:
+    """How many CPU threads the network `name` should train with; None leaves the choice to torch."""
+    return getattr(MODELS[name], "threads", None)
+
+
 @MODELS.register("mlp")
 class MLP(nn.Module):
     """Two hidden layers of 100 ReLU units over the flattened input."""
+
+    threads = 1
+    """Its matrices are so small that a second CPU thread costs more time than it saves."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 100) -> None:
         super().__init__()

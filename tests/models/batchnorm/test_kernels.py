@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, fused, group_batchnorm
-from holdfast.models.batchnorm import normalized_relu
+from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, group_batchnorm
+from holdfast.models.batchnorm import fused, normalized_relu
 from holdfast.rng import generator, seeded_globally
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer import Draw, Reservoir, distinct
+from holdfast.buffer.base import Draw
+from holdfast.buffer.reservoir import Reservoir, choose, distinct
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, leaves, outline
 from holdfast.ranks import Ranks, to_device
 from holdfast.rng import derive_seed, restore
-from holdfast.storage import choose
 
 __all__ = ["ShardedReservoir", "pack", "unpack"]
 
@@ -103,7 +103,7 @@ class ShardedReservoir(Reservoir):
         parts = [batch[name].detach().to(self.device) for name in self._names]
         self._put(slots[kept], origin[kept], [part[to_device(own, self.device)] for part in parts])
         self.seen += len(slots)
-        self.offered += len(slots)
+        self._offered += len(slots)
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples for this rank, each equally likely; `n` may differ from rank to rank.
@@ -161,9 +161,9 @@ class ShardedReservoir(Reservoir):
         own = [kept[self.ranks.rank :: self.ranks.size] for kept in state["columns"]]
         self._columns = self._storage.load({**state, "columns": own})
         self.seen.copy_(state["seen"])
-        self.offered = state["offered"]
+        self._offered = state["offered"]
 
-    def keep(self, state: dict[str, Any] | None = None) -> None:
+    def commit(self, state: dict[str, Any] | None = None) -> None:
         """Nothing: a buffer in memory is kept by checkpoints."""
 
     def _put(self, slots: Tensor, origin: Tensor, rows: list[Tensor]) -> None:

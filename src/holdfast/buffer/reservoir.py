@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from holdfast.buffer.base import Draw, Placement, Storage
+from holdfast.buffer.folder import Folder
+from holdfast.buffer.memory import HostMemory, Memory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, leaves, outline, rebuild
 from holdfast.rng import restore
-from holdfast.storage import choose
 
-__all__ = ["Draw", "Reservoir", "distinct", "place"]
+__all__ = ["Reservoir", "distinct", "place"]
 
 # A network that had always had an output for a class still to come would have learned to keep it below all others, so
 # that is what stored samples are made to say of it. Leaving new classes out of the consistency term instead, or asking
@@ -26,14 +28,6 @@ LARGE = 100_000
 
 Below, doing something with all of them is faster, and decides what seeds mean: results depend on it.
 """
-
-
-class Draw(NamedTuple):
-    """Samples taken from the buffer; row i of each tensor belongs to one sample. `logits` is None if none are kept."""
-
-    x: Nested
-    y: Nested
-    logits: Tensor | None
 
 
 def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
@@ -83,7 +77,7 @@ class Reservoir:
 
     `storage` says where samples are kept: in the memory of the generator's "device", where draws appear; in that of
     the "host"; or in files in a folder, given as a Path, which may be far larger than memory. A folder that is opened
-    again continues where it was kept last, by `keep` or by a learner's `save`, generator included; delete it to start
+    again continues where it was kept last, by `commit` or by a learner's `save`, generator included; delete it to start
     anew. What is kept and drawn is the same everywhere.
 
     In the device's memory, nothing in a step depends on a value the host would have to wait for. `seen` is a device
@@ -101,23 +95,36 @@ class Reservoir:
         if capacity % 1:
             raise UsageError(f"buffer size must be a whole number, not {capacity}.")
         self.capacity = capacity = int(capacity)
-        self.place = place
+        self.place: Placement = place
+        """A pure function, which an engine may replace by its compiled form."""
         self.generator = generator or torch.Generator()
         self.device = self.generator.device
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.offered = 0
+        self._offered = 0
         self._columns: list[Tensor] = []
         self._names: list[str] = []
         self._form: dict[str, Any] = {}
         """How x and y are nested, with the columns' names in place of tensors; empty until there are columns."""
-        self._storage = choose(storage, capacity, self.device)
-        if (kept := self._storage.kept()) is not None:
+        self._storage: Storage = choose(storage, capacity, self.device)
+        if (kept := self._storage.committed()) is not None:
             self.load_state_dict(kept)
+
+    @property
+    def offered(self) -> int:
+        """How many samples were offered so far, counted by the host."""
+        return self._offered
+
+    def recount(self, offered: int) -> None:
+        """Set the host's count where the device's moved without it: a replayed CUDA graph, or a failed capture."""
+        self._offered = offered
 
     @property
     def stored(self) -> int:
         """How many samples the buffer holds."""
-        return min(self.offered, self.capacity)
+        return min(self._offered, self.capacity)
+
+    def __len__(self) -> int:
+        return self.stored
 
     def check(self, x: Nested, y: Nested) -> None:
         """Raise if samples like these, logits aside, do not fit the buffer, or a disk is too full for them."""
@@ -155,7 +162,7 @@ class Reservoir:
         parts = [batch[name] for name in self._names]
         self._storage.write(slots, [part.detach() if part.requires_grad else part for part in parts])
         self.seen += count
-        self.offered += count
+        self._offered += count
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
@@ -188,7 +195,7 @@ class Reservoir:
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own.
 
-        Of a buffer in a folder it says which rows it consists of, which are not overwritten until a later `keep`.
+        Of a buffer in a folder it says which rows it consists of, which are not overwritten until a later `commit`.
         """
         return {
             "capacity": self.capacity,
@@ -209,7 +216,7 @@ class Reservoir:
         self._columns = self._storage.load(state)
         # In place: a captured step reads from the addresses it was captured with.
         self.seen.copy_(state["seen"])
-        self.offered = state["offered"]
+        self._offered = state["offered"]
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise if `state` does not fit this buffer."""
@@ -233,13 +240,13 @@ class Reservoir:
             raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
         self._storage.check(state)
 
-    def keep(self, state: dict[str, Any] | None = None) -> None:
+    def commit(self, state: dict[str, Any] | None = None) -> None:
         """For a buffer in a folder: be found in `state`, or as it is now, when the folder is opened again.
 
         Rows that only earlier states refer to may then be overwritten. A learner's `save` and `load` call this once
         the checkpoint is whole, so that it stays valid whenever the process is killed.
         """
-        self._storage.keep(state or self.state_dict())
+        self._storage.commit(state or self.state_dict())
 
     def close(self) -> None:
         """Leave the folder, if the buffer is in one, to others; what was not kept is lost."""
@@ -271,3 +278,12 @@ class Reservoir:
                 )
             if part.dtype != column.dtype:
                 raise UsageError(f"{name} of type {part.dtype} do not fit the buffer, which holds {column.dtype}.")
+
+
+def choose(storage: str | Path, capacity: int, device: torch.device) -> Storage:
+    """What `storage` names: "device", "host", or a folder, for `capacity` samples that are drawn on `device`."""
+    if isinstance(storage, Path):
+        return Folder(storage, capacity, device)
+    if storage not in ("device", "host"):
+        raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")
+    return (Memory if storage == "device" else HostMemory)(capacity, device)

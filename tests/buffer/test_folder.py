@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
-from holdfast import checkpoint, storage
+from holdfast import checkpoint
+from holdfast.buffer import folder as folders
+from holdfast.nested import leaves
 from holdfast.rng import generator, seeded_globally
 
 STREAM = torch.Generator().manual_seed(5)
@@ -43,7 +45,7 @@ def make(place, capacity=10, seed=0):
 
 
 def flat(draw):
-    return hf.buffer.leaves([part for part in draw if part is not None], "draw").values()
+    return leaves([part for part in draw if part is not None], "draw").values()
 
 
 def assert_same(one, other):
@@ -116,8 +118,8 @@ def test_where_a_minibatch_is_in_memory_makes_no_difference(folder, place, form,
 @pytest.mark.parametrize("window", [1, 24, 200, 10_000])
 def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch, window):
     """However small it is, everything is found."""
-    monkeypatch.setattr(storage, "WINDOW", window)
-    monkeypatch.setattr(storage, "AROUND", 0)
+    monkeypatch.setattr(folders, "WINDOW", window)
+    monkeypatch.setattr(folders, "AROUND", 0)
     one, other = make("device", 200), make(folder, 200)
     for start in range(0, 400, 50):
         for buffer in (one, other):
@@ -159,7 +161,7 @@ def test_a_folder_opened_again_continues_where_it_was_kept(folder, count):
     buffer, twin = make(folder), make("device")
     for each in (buffer, twin):
         each.add(*batch(0, count))
-    buffer.keep()
+    buffer.commit()
     buffer.add(*batch(count, 50))  # not kept
     buffer.close()
     assert_continue_alike(make(folder, seed=7), twin)
@@ -180,7 +182,7 @@ def test_a_folder_that_was_never_kept_starts_anew(folder):
 def test_a_folder_that_was_moved(folder, tmp_path):
     buffer = make(folder)
     buffer.add(*batch(0, 30))
-    buffer.keep()
+    buffer.commit()
     contents = buffer.contents()
     buffer.close()
     folder.rename(tmp_path / "elsewhere")
@@ -210,7 +212,7 @@ def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_fac
             case "save" | "save half":
                 saved, expected = copy.deepcopy(buffer.state_dict()), copy.deepcopy(oracle.state_dict())
                 if action == "save":  # else killed between writing the checkpoint and telling the buffer
-                    buffer.keep(saved)
+                    buffer.commit(saved)
                     kept = expected
             case "fail to save":
                 buffer.state_dict()
@@ -227,7 +229,7 @@ def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_fac
                     buffer.load_state_dict(saved)
                     oracle.load_state_dict(expected)
                 if saved is not None and action == "kill":  # what Learner.load does
-                    buffer.keep()
+                    buffer.commit()
                     kept = expected
     assert_continue_alike(buffer, oracle)
     buffer.close()
@@ -249,9 +251,9 @@ def test_rows_are_used_again(folder):
         for each in (buffer, twin):
             each.add(*batch(step * 5, 5))
             each.seen.fill_(20)  # as if the stream had just begun: most samples are kept
-            each.offered = 20
+            each.recount(20)
         if step % 7 == 0:
-            buffer.keep()
+            buffer.commit()
         assert buffer._storage._end <= 2 * 20 + 5
     assert_same(buffer.contents(), twin.contents())
 
@@ -260,9 +262,9 @@ def test_a_checkpoint_that_is_not_the_last(folder):
     buffer = make(folder)
     buffer.add(*batch(0, 10))
     old = copy.deepcopy(buffer.state_dict())
-    buffer.keep(old)
+    buffer.commit(old)
     buffer.add(*batch(10, 100))
-    buffer.keep()
+    buffer.commit()
     buffer.add(*batch(110, 1000))
     twin = make("device")
     for start, size in ((0, 10), (10, 100), (110, 1000)):
@@ -359,10 +361,10 @@ def test_logits_that_are_widened(tmp_path, stops, half):
     one = growing(folder)
     for x, y in stream[:saved]:
         one.observe(x, y)
-        one.buffer.keep()
+        one.buffer.commit()
     with pytest.MonkeyPatch.context() as patch:
         if half:
-            patch.setattr(hf.Reservoir, "keep", lambda *_: None)
+            patch.setattr(hf.Reservoir, "commit", lambda *_: None)
         one.save(file)
     for x, y in stream[saved:killed]:
         one.observe(x, y)
@@ -438,7 +440,7 @@ def test_a_disk_that_is_full_although_there_was_room(folder, monkeypatch):
         buffer.add(*batch(5, 5))
     assert buffer.offered == 5
     assert_same(buffer.contents(), twin.contents())
-    buffer.keep()
+    buffer.commit()
     for start in (5, 10):
         buffer.add(*batch(start, 5))
     assert buffer.stored == 10
@@ -448,7 +450,7 @@ def test_a_closed_buffer_says_that_it_is(folder):
     buffer = make(folder)
     buffer.add(*batch(0, 3))
     buffer.close()
-    for use in (lambda: buffer.add(*batch(3, 3)), lambda: buffer.sample(2), buffer.contents, buffer.keep):
+    for use in (lambda: buffer.add(*batch(3, 3)), lambda: buffer.sample(2), buffer.contents, buffer.commit):
         with pytest.raises(hf.StorageError, match="was closed; a new learner"):
             use()
     buffer.close()
@@ -465,7 +467,7 @@ def test_another_capacity_and_other_samples(folder):
         make(folder).add(*batch(0, 3, "nested"))
     again = make(folder)
     again.add(*batch(0, 3))
-    again.keep()
+    again.commit()
     again.close()
     again = make(folder)
     with pytest.raises(hf.UsageError, match="samples of another form"):
@@ -500,7 +502,7 @@ def test_what_another_learner_left_is_refused_before_anything_changes(folder, be
     first = left_behind(folder, *before)
     first.observe(IMAGES[:6].float(), torch.arange(6) % 4)
     if kept:
-        first.buffer.keep()
+        first.buffer.commit()
     first.buffer.close()
     taught = left_behind(folder, *after)
     weights, random = copy.deepcopy(taught.model.state_dict()), taught.buffer.generator.get_state()
@@ -530,7 +532,7 @@ def test_samples_without_elements(folder):
 def kept(folder):
     buffer = make(folder)
     buffer.add(*batch(0, 30))
-    buffer.keep()
+    buffer.commit()
     buffer.close()
     return folder
 
@@ -628,8 +630,8 @@ def test_what_was_found_in_order_is_not_read_again(folder, tmp_path, monkeypatch
     learner.observe(*labelled(0))
     learner.save(tmp_path / "checkpoint")
     learner.buffer.close()
-    summed, real = [], storage._checksums
-    monkeypatch.setattr(storage, "_checksums", lambda rows: summed.append(len(rows)) or real(rows))
+    summed, real = [], folders._checksums
+    monkeypatch.setattr(folders, "_checksums", lambda rows: summed.append(len(rows)) or real(rows))
     again = learner_in(folder)
     again.load(tmp_path / "checkpoint")
     assert sum(summed) == 3 * 8
@@ -640,7 +642,7 @@ def test_widened_logits_are_summed_anew(folder):
     x, y, logits = batch(0, 30)
     buffer.add(x, y, logits)
     buffer.widen(7)
-    buffer.keep()
+    buffer.commit()
     buffer.close()
     make(folder).close()
     row = checkpoint.read(folder / "state.safetensors", "buffer").state["rows"][2]
@@ -654,7 +656,7 @@ def test_a_folder_kept_before_there_were_checksums(kept):
     del state["sums"]
     checkpoint.write(kept / "state.safetensors", "buffer", state, about)
     buffer = make(kept)
-    buffer.keep()
+    buffer.commit()
     buffer.close()
     make(kept).close()
     flip(kept / "1-int64.rows", int(state["rows"][0]), 8, 0)
@@ -675,7 +677,7 @@ def test_a_folder_of_something_else(folder):
 def test_left_by_a_process_killed_while_it_made_the_folder(folder):
     folder.mkdir()
     (folder / "lock").touch()
-    (folder / storage.SCRATCH).write_text("{")
+    (folder / folders.SCRATCH).write_text("{")
     make(folder).add(*batch(0, 3))
 
 

@@ -1,4 +1,4 @@
-"""Where a buffer's columns live: in a device's memory, in the host's, or in the files of a folder."""
+"""Stored samples in the files of a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast import checkpoint
 from holdfast.errors import StorageError, UsageError
 from holdfast.files import lock
 
-__all__ = ["Folder", "HostMemory", "Memory", "choose"]
+__all__ = ["Folder"]
 
 VERSION = 1
 """Raised whenever folders are laid out differently; those of another version are refused."""
@@ -38,110 +38,6 @@ AT_ONCE = 2 * 2**20
 """Bytes that are read at once where a whole file is read."""
 AROUND = 2 * 2**20
 """Bytes around a row that may come with it: systems map what they hold in pieces of up to that size."""
-
-
-def choose(storage: str | Path, capacity: int, device: torch.device) -> Memory | Folder:
-    """What `storage` names: "device", "host", or a folder, for `capacity` samples that are drawn on `device`."""
-    if isinstance(storage, Path):
-        return Folder(storage, capacity, device)
-    if storage not in ("device", "host"):
-        raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")
-    return (Memory if storage == "device" else HostMemory)(capacity, device)
-
-
-class Memory:
-    """Columns in the memory of the device where samples are drawn.
-
-    They have one row more than `capacity`: samples that are kept nowhere are written there, so that every step has the
-    same shapes and nothing depends on a value the host would have to wait for.
-    """
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity, self.device = capacity, device
-        self.columns: list[Tensor] = []
-
-    def kept(self) -> dict[str, Any] | None:
-        """The state in which the buffer is found."""
-        return None
-
-    def expect(self, like: Mapping[str, Tensor], aside: Sequence[str] = ()) -> None:
-        """Raise if columns cannot be made for samples like these, whatever there may be of the names set `aside`."""
-
-    def make(self, names: Sequence[str], like: Sequence[Tensor]) -> list[Tensor]:
-        """Columns for samples like these."""
-        rows = self.capacity + 1
-        self.columns = [part.new_zeros((rows, *part.shape[1:]), device=self.device) for part in like]
-        return self.columns
-
-    def reserve(self, count: int) -> None:
-        """Make sure of room for so many more samples."""
-
-    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
-        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
-        for column, part in zip(self.columns, parts, strict=True):
-            _words(column).index_copy_(0, slots, _words(part))
-
-    def change(self, number: int, made: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Put what `made` makes of a column in its place, row by row; returns the columns."""
-        self.columns[number] = made(self.columns[number])
-        return self.columns
-
-    def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what is in these slots, on the device."""
-        return [column.index_select(0, slots) for column in self.columns]
-
-    def first(self, count: int) -> list[Tensor]:
-        """What is in the first so many slots."""
-        return [column[:count] for column in self.columns]
-
-    def state(self, count: int) -> dict[str, Any]:
-        """What `load` needs to put the first `count` slots back: the columns' own rows."""
-        return {"columns": self.first(count)}
-
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise if `state` cannot be loaded here."""
-        if "folder" in state:
-            raise UsageError(
-                f"the saved buffer is in the folder {state['folder']}, this one in memory; "
-                f"make it with storage=Path({state['folder']!r})."
-            )
-
-    def load(self, state: dict[str, Any]) -> list[Tensor]:
-        """Put back what `state` describes; in place, since a captured step reads from fixed addresses."""
-        if not self.columns:
-            self.make(state["names"], state["columns"])
-        for column, kept in zip(self.columns, state["columns"], strict=False):
-            column[: len(kept)].copy_(kept)
-        return self.columns
-
-    def keep(self, state: dict[str, Any]) -> None:
-        """`state` is safe in a file."""
-
-    def close(self) -> None:
-        """Nothing will be read or written any more."""
-
-
-class HostMemory(Memory):
-    """Columns in the host's memory, for buffers that would not fit into the device's. Steps then wait for a GPU."""
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        super().__init__(capacity, torch.device("cpu"))
-        self.target = device
-
-    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
-        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
-        super().write(slots.cpu(), [part.cpu() for part in parts])
-
-    def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what is in these slots, on the device where samples are drawn."""
-        chosen = slots.cpu()
-        if self.target.type != "cuda":
-            return [rows.to(self.target) for rows in super().read(chosen)]
-        # Drawn into pinned memory, which the device fetches by itself; the columns themselves need not be pinned.
-        drawn = [column.new_empty((len(chosen), *column.shape[1:]), pin_memory=True) for column in self.columns]
-        for column, rows in zip(self.columns, drawn, strict=True):
-            torch.index_select(column, 0, chosen, out=rows)
-        return [rows.to(self.target, non_blocking=True) for rows in drawn]
 
 
 class Folder:
@@ -182,7 +78,7 @@ class Folder:
             self._forms = self._read_forms()
             self._stamps = _Rows(path / "stamps.rows", (), torch.int64)
 
-    def kept(self) -> dict[str, Any] | None:
+    def committed(self) -> dict[str, Any] | None:
         """The state in which the buffer was kept last, None if it never was."""
         path = self.path / "state.safetensors"
         return checkpoint.read(path, "buffer").state if path.exists() else None
@@ -263,7 +159,7 @@ class Folder:
             return [column.read(self._row[slots]) for column in self._columns]
 
     def state(self, count: int) -> dict[str, Any]:
-        """Which rows the first `count` slots are in. They are on the disk then, and stay until a later `keep`."""
+        """Which rows the first `count` slots are in. They are on the disk then, and stay until a later `commit`."""
         with _explained(self.path):
             for column in (self._stamps, *self._columns):
                 column.flush()
@@ -344,7 +240,7 @@ class Folder:
         self.write(torch.arange(count), state["columns"])
         return self._outlines()
 
-    def keep(self, state: dict[str, Any]) -> None:
+    def commit(self, state: dict[str, Any]) -> None:
         """`state` is safe: be found in it when opened again, and hold no other state's rows any more."""
         checkpoint.write(self.path / "state.safetensors", "buffer", state)
         self._held[:] = False
@@ -569,14 +465,3 @@ def _explained(path: Path) -> Iterator[None]:
             f"the buffer in {path} cannot be used: {error.strerror or error}. Nothing that was stored is lost: make "
             "room there, or mend what is wrong, and go on."
         ) from error
-
-
-def _words(rows: Tensor) -> Tensor:
-    """Bytes as 64-bit words where each row has whole ones: a CPU copies them six times as fast."""
-    size = prod(rows.shape[1:])
-    if rows.dtype != torch.uint8 or size % 8:
-        return rows
-    whole = rows.contiguous()
-    if whole.storage_offset() % 8:  # a view that begins within a word
-        whole = whole.clone()
-    return whole.view(len(rows), size).view(torch.int64)

@@ -1,6 +1,6 @@
 """One reservoir over several ranks. Functions that begin with `_` run on every rank.
 
-The oracle is the ordinary reservoir, which tests/test_buffer.py holds to the sequential rule.
+The oracle is the ordinary reservoir, which test_reservoir.py holds to the sequential rule.
 """
 
 from collections import Counter
@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from holdfast import sharded
-from holdfast.buffer import LARGE, Reservoir
+from holdfast.buffer import Reservoir, ShardedReservoir, sharded
+from holdfast.buffer.reservoir import LARGE
+from holdfast.buffer.sharded import pack, unpack
 from holdfast.errors import UsageError
 from holdfast.ranks import Ranks
 from holdfast.rng import generator
-from holdfast.sharded import ShardedReservoir, pack, unpack
-from test_buffer import P_VALUE, numbered, numbers
 from test_ranks import failure
+
+from .test_reservoir import P_VALUE, numbered, numbers
 
 # --- samples as bytes ------------------------------------------------------------------------------------------------
 

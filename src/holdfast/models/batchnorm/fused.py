@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from holdfast.models.normalize import derivative, moments, per_channel
+from holdfast.models.batchnorm.normalize import derivative, moments, per_channel
 
 __all__ = ["batchnorm", "follow", "supports"]
 
@@ -58,7 +58,7 @@ def _dense(x: Tensor) -> Tensor:
 def _batchnorm(
     x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    from holdfast.models import kernels  # only here: compiled networks never look inside, and it imports Triton
+    from holdfast.models.batchnorm import kernels  # imports Triton, so only where a kernel runs
 
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # else Triton takes the current GPU
         return kernels.forward(x, weight, bias, shortcut, groups, eps, relu)
@@ -75,7 +75,7 @@ def _batchnorm_backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from holdfast.models import kernels
+    from holdfast.models.batchnorm import kernels
 
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         return kernels.backward(dy, x, y, weight, bias, statistics, eps, relu)
@@ -149,7 +149,7 @@ def _differentiate_again(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | 
 def _follow(
     statistics: Tensor, mean: Tensor, variance: Tensor, batches: Tensor, momentum: float, correction: float
 ) -> None:
-    from holdfast.models import kernels
+    from holdfast.models.batchnorm import kernels
 
     with torch.cuda.device_of(mean):  # type: ignore[no-untyped-call]
         kernels.follow(statistics, mean, variance, batches, momentum, correction)

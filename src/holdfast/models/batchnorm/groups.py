@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
-from holdfast.models import fused
-from holdfast.models.normalize import Normalize
+from holdfast.models.batchnorm import fused
+from holdfast.models.batchnorm.normalize import Normalize
 from holdfast.nested import Nested, split
 from holdfast.rng import global_state, restore_globally
 

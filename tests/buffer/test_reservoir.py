@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from holdfast import buffer as module
-from holdfast.buffer import LARGE, Reservoir, distinct, place
+from holdfast.buffer import Reservoir, distinct, place, reservoir
+from holdfast.buffer.reservoir import LARGE
 from holdfast.errors import UsageError
 from holdfast.rng import generator
 
@@ -190,7 +190,7 @@ def test_a_long_stream_keeps_its_uniform_reach():
     ids = torch.arange(1000)
     buffer.add(ids, ids)
     buffer.seen += 2**25
-    buffer.offered += 2**25
+    buffer.recount(buffer.offered + 2**25)
     for _ in range(10):
         buffer.add(torch.full((100_000,), -1), torch.full((100_000,), -1))
     expected = 1000 * 10**6 / (2**25 + 10**6)  # about 29 of the last million
@@ -266,7 +266,7 @@ def test_a_draw_takes_no_memory_for_what_is_not_drawn():
 
 def test_of_many_samples_every_sequence_is_equally_likely(monkeypatch):
     """The way of drawing from many, of few: all ordered pairs, where a number often comes again, and each third."""
-    monkeypatch.setattr(module, "LARGE", 0)
+    monkeypatch.setattr(reservoir, "LARGE", 0)
     random, count, repetitions = generator(4, "buffer"), 48, 20_000
     drawn = [tuple(distinct(count, 3, random).tolist()) for _ in range(repetitions)]
     assert all(len(set(each)) == 3 for each in drawn)

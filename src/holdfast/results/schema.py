@@ -1,0 +1,129 @@
+"""JSON files that may come from anywhere: what is read is of the expected type, or it is refused with a ValueError."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from math import isfinite
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from holdfast.config import RunConfig
+
+__all__ = ["checked", "parse_json", "read_json"]
+
+MOST_BYTES = 64 << 20
+"""A larger JSON file is none of ours."""
+
+LARGEST = 2**63
+"""Whole numbers from here on fit into no tensor and no float."""
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises an OSError, or a ValueError if it is something else.
+
+    FIFOs and devices are refused, since reading them may never end. Links are followed.
+    """
+    # Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("it is not a regular file")
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(MOST_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    return parse_json(content)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that the text describes, or a ValueError. NaN and Infinity are not JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def checked(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`, or a ValueError that says which part of `where` is wrong.
+
+    A kind is a type as in annotations: numbers (finite, below 2**63), str (no lone surrogates), None, Literal, unions,
+    lists, tuples (from lists), dicts, and dataclasses (from dicts; entries that are no fields are ignored).
+    """
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return _one_of(parts, value, where)
+    if origin is Literal and value in parts:
+        return value
+    if origin is list and isinstance(value, list):
+        return [checked(parts[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = parts[:1] * len(value) if parts[-1] is ... else parts
+        if len(kinds) == len(value):
+            pairs = zip(kinds, value, strict=True)
+            return tuple(checked(*pair, f"{where}[{number}]") for number, pair in enumerate(pairs))
+    if origin is dict and isinstance(value, dict):
+        return {checked(str, key, where): checked(parts[1], item, f"{where}.{key}") for key, item in value.items()}
+    if is_dataclass(origin) and isinstance(value, dict):
+        return _config(value, where) if origin is RunConfig else _dataclass(origin, value, where)
+    if origin in (int, float, str, bool, NoneType) and _is_plain(origin, value):
+        return value
+    raise ValueError(f"{where} is {_brief(value)}")
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """The value as the first kind that it fits; with a single kind beside None, its error says more."""
+    if value is None and NoneType in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not NoneType]
+    for kind in others[:-1]:
+        with suppress(ValueError):
+            return checked(kind, value, where)
+    return checked(others[-1], value, where)
+
+
+def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    hints, found = get_type_hints(kind), {}
+    for field in fields(kind):
+        if field.name in value:
+            found[field.name] = checked(hints[field.name], value[field.name], f"{where}.{field.name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where}.{field.name} is missing")
+    return kind(**found)
+
+
+def _config(value: dict[str, Any], where: str) -> RunConfig:
+    """A config checks the range of its numbers, but neither its texts nor how large a number may be."""
+    try:
+        config = RunConfig.from_dict(value)
+    except (TypeError, AttributeError, KeyError, OverflowError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    for name, kind in get_type_hints(RunConfig).items():
+        checked(kind, getattr(config, name), f"{where}.{name}")
+    return config
+
+
+def _is_plain(kind: type, value: Any) -> bool:
+    """Whether a value is of one of the types that JSON itself has; a whole number is a float as well."""
+    if kind is str:
+        return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+    if kind in (bool, NoneType) or isinstance(value, bool):
+        return isinstance(value, kind)
+    if isinstance(value, int):
+        return abs(value) < LARGEST
+    return kind is float and isinstance(value, float) and isfinite(value)
+
+
+def _brief(value: Any) -> str:
+    text = ascii(value) if not isinstance(value, int) or abs(value) < LARGEST else "a number of too many digits"
+    return text if len(text) <= 40 else f"{text[:37]}..."
