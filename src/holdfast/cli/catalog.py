@@ -1,4 +1,4 @@
-"""holdfast list and holdfast data: what there is."""
+"""holdfast list and holdfast data: what there is, and where."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__: list[str] = []
 
 @app.command("list")
 def list_command(
-    what: Annotated[str | None, typer.Argument(help="benchmarks, methods or experiments; all if left out.")] = None,
+    what: Annotated[str | None, typer.Argument(help="benchmarks, methods or experiments. Default: all.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Show what there is."""
+    """Show the benchmarks, methods and experiments there are."""
     import_plugins(plugin)
     kinds = {
         "benchmarks": [(name, BENCHMARKS.describe(name)) for name in BENCHMARKS],
@@ -43,10 +43,12 @@ def _describe(method: str) -> str:
 
 @app.command("data")
 def data_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets to fetch and verify; none only shows.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets to fetch and verify. Default: none.", metavar="NAME")
+    ] = None,
     data: DataRoot = None,
 ) -> None:
-    """Show where each data set is; fetch and verify those named."""
+    """Show where each data set is, and fetch those named."""
     with data_progress():
         for name in names or []:
             datasets.fetch(name, data)
