@@ -198,7 +198,7 @@ def test_damaged_and_foreign_files_are_named_and_skipped(stored, tmp_path):
         "task_il_matrix.json: damaged: ValueError: its matrices are not of one shape",
         "untrained.json: damaged: ValueError: its matrices are not of one shape",
         "accuracy_matrix.json: damaged: ValueError: accuracy_matrix is no table",
-        "not a table of percentages",
+        "accuracy_matrix holds numbers that are no percentages",
     ):
         assert reason in text
 

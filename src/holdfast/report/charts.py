@@ -85,16 +85,22 @@ def score_charts(comparison: Comparison) -> list[Chart]:
     return [_score_chart(f"Final accuracy: {comparison.title}", given, "accuracy (%)")] if len(given) > 1 else []
 
 
-def table_charts(table: Table) -> list[Chart]:
-    """The figures of an experiment's numbers: lines where its columns are ordered or many, else dots per column."""
+def table_charts(table: Table, groups: Sequence[str] | None = None) -> list[Chart]:
+    """The figures of an experiment's numbers: lines where its columns are ordered or many, else dots per column.
+
+    Of all blocks with results, or of these `groups`. A column of one or two numbers gets no figure.
+    """
     charts = []
-    for group in filled_groups(table):
+    for group in filled_groups(table) if groups is None else groups:
         columns = filled_columns(table, group)
         ordered = _ordered_columns(table, group, columns)
         if ordered:
             charts.append(_profile_chart(table, group, ordered))
-        charts += [_column_chart(table, group, column) for column in columns if column not in ordered]
-    return [chart for chart in charts if len(chart.numbers.rows) > 2]
+        for column in columns:
+            cells = [v for row in table.rows(group) if (v := table.at(group, row, column)) is not None]
+            if column not in ordered and len(cells) > 2 and sum(v.n > 0 for v in cells) > 1:
+                charts.append(_column_chart(table, group, column))
+    return charts
 
 
 def ranking(pairs: Iterable[tuple[str, float]]) -> str:
@@ -155,11 +161,10 @@ def _profile_chart(table: Table, group: str, columns: Sequence[str]) -> Chart:
     panels = {"ours, mean over seeds": ours}
     if any(not isnan(value) for line in published for value in line.mean):
         panels["published"] = published
-    measure = cells[0].measure
-    unit = f" ({measure.label.rpartition('(')[2]}" if measure.label.endswith(")") else ""
-    is_one = len({v.cell.metric for v in cells}) == 1
-    axis = measure.label if is_one else _stem(measure.name).replace("_", " ") + unit
     words, across = _ticks(places)
+    axis = cells[0].measure.label
+    if len({v.cell.metric for v in cells}) > 1:  # a family such as task_probability_1, task_probability_2, ...
+        across, _, axis = _stem(cells[0].cell.metric).partition("_")
     ends = ranking((line.label, line.mean[-1]) for line in ours)
     alt = f"Lines of {axis} over {', '.join(places)}. At {places[-1]}: {ends}."
     draw = partial(draw_lines, panels, dict(enumerate(words, start=1)), axis=axis, across=across)

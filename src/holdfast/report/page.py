@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.analysis.runs import Findings
+from holdfast.config import RunConfig
 from holdfast.experiments import Claim, Experiment, Results, Table, claims
 from holdfast.report.analyses import analysis_charts
 from holdfast.report.charts import Chart, comparison_charts, matrix_charts, score_charts, table_charts
@@ -20,7 +21,15 @@ from holdfast.report.draw.canvas import inline_svg
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
 from holdfast.report.numbers import Numbers
 from holdfast.report.runs import COLUMNS, by_benchmark, run_numbers
-from holdfast.report.tables import Block, blocks, cell_numbers, column_title, comparison_block, derived_blocks
+from holdfast.report.tables import (
+    Block,
+    blocks,
+    cell_numbers,
+    column_title,
+    comparison_block,
+    derived_blocks,
+    filled_groups,
+)
 from holdfast.report.text import count, duration, slug
 from holdfast.results import RunResult, environment
 
@@ -28,8 +37,14 @@ __all__ = ["html_page"]
 
 FIGURES_BUDGET = 2_800_000
 """Bytes of figures with their numbers; the page as a whole stays below 5 MB."""
+THIRD, HALF = 400, 640
+"""Units up to which figures stand three or two in a row."""
 MOST_SKIPPED = 200
 """Skipped files named on the page."""
+
+
+Number = tuple[RunConfig, str]
+"""A measure of a config over all its seeds."""
 
 
 class Picture(NamedTuple):
@@ -39,9 +54,13 @@ class Picture(NamedTuple):
     title: str
     svg: Any
     numbers: Numbers
-    wide: bool
     units: int
-    """Its width in units of its own letters."""
+    """Its width in units of its own letters, which are 10 units high."""
+
+    @property
+    def size(self) -> str:
+        """The share of the page's width that it takes."""
+        return "third" if self.units <= THIRD else "half" if self.units <= HALF else "wide"
 
 
 @dataclass
@@ -129,8 +148,7 @@ class _Gallery:
             figure = chart.draw()
             svg = inline_svg(figure, name, chart.alt)
             self._bytes += len(svg.encode()) + len(chart.numbers.data_uri())
-            inches = figure.get_figwidth()
-            picture = Picture(name, chart.title, Markup(svg), chart.numbers, inches > 8, round(72 * inches))
+            picture = Picture(name, chart.title, Markup(svg), chart.numbers, round(72 * figure.get_figwidth()))
             (pictures.folded if chart.folded else pictures.shown).append(picture)
         return pictures
 
@@ -155,22 +173,33 @@ class _Gallery:
 
 def _experiment_sections(tables: Sequence[Table], gallery: _Gallery) -> list[Section]:
     sections = []
+    shown: dict[Number, str] = {}  # by the experiment that shows it first
     for table in tables:
-        experiment = table.experiment
+        experiment, groups = table.experiment, filled_groups(table)
+        new = [group for group in groups if not _numbers(table, group) <= shown.keys()]
+        others = {shown[number] for group in set(groups).difference(new) for number in _numbers(table, group)}
+        repeated = f" Its numbers stand in {' and '.join(sorted(others))} above." if others else ""
         runs = {stored.config: stored.result for verdict in table.verdicts for stored in verdict.stored}
-        charts = [*table_charts(table), *_run_charts(experiment, comparisons(runs.values()), gallery)]
+        charts = [*table_charts(table, new), *_run_charts(experiment, comparisons(runs.values()), gallery)]
+        for group in new:
+            shown = dict.fromkeys(_numbers(table, group), experiment.name) | shown
         sections.append(
             Section(
                 id=f"experiment-{experiment.name}",
                 name=experiment.name,
                 title=experiment.title,
-                about=f"{experiment.source}. {experiment.shows}{_absent(table)}",
+                about=f"{experiment.source}. {experiment.shows}{_absent(table)}{repeated}",
                 figures=gallery.draw(charts),
-                blocks=[*blocks(table), *derived_blocks(table)],
+                blocks=[*blocks(table, new), *derived_blocks(table)],
                 numbers=cell_numbers([table]),
             )
         )
     return sections
+
+
+def _numbers(table: Table, group: str) -> set[Number]:
+    """The numbers with results in a block, to find blocks that repeat others."""
+    return {(v.cell.config, v.cell.metric) for v in table.verdicts if v.cell.group == group and v.n}
 
 
 def _run_charts(experiment: Experiment, found: Sequence[Comparison], gallery: _Gallery) -> list[Chart]:

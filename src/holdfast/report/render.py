@@ -38,7 +38,7 @@ def gather(folders: Sequence[Path]) -> Results:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder; give the one that holds the results.")
-    return _without(load_results(*folders), _check_percentages)
+    return load_results(*folders)
 
 
 def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]:
@@ -147,10 +147,3 @@ def _without(results: Results, check: Callable[[Stored], Any]) -> Results:
         except HoldfastError as error:
             skipped.append(Skipped(stored.path, str(error)))
     return Results(sound, skipped)
-
-
-def _check_percentages(stored: Stored) -> None:
-    """A file from elsewhere may hold any numbers in its matrices."""
-    for matrix in (stored.result.matrix, stored.result.task_matrix):
-        if not bool(((matrix >= 0) & (matrix <= 100) | matrix.isnan()).all()):
-            raise HoldfastError("damaged: its accuracy matrix is not a table of percentages")

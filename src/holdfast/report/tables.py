@@ -71,9 +71,9 @@ class Block:
     """Kendall's tau of each column and the number of rows behind it."""
 
 
-def blocks(table: Table) -> list[Block]:
-    """The blocks of an experiment that have results."""
-    return [_block(table, group) for group in filled_groups(table)]
+def blocks(table: Table, groups: Sequence[str] | None = None) -> list[Block]:
+    """The blocks of an experiment that have results, or these `groups` of them."""
+    return [_block(table, group) for group in (filled_groups(table) if groups is None else groups)]
 
 
 def derived_blocks(table: Table) -> list[Block]:
@@ -150,11 +150,12 @@ def _block(table: Table, group: str) -> Block:
     ranks = {rank.column: rank for rank in table.ranks if rank.group == group and rank.n > 2 and not isnan(rank.tau)}
     footer = tuple(f"{ranks[column].tau:.2f} ({ranks[column].n})" if column in ranks else "" for column in columns)
     are_methods = all(v.cell.row == v.cell.config.method for v in table.verdicts if v.cell.group == group)
+    rows = [(name, [_cell(table.at(group, name, column)) for column in columns]) for name in table.rows(group)]
     return Block(
         title=group,
         label=f"{table.experiment.title}, {group}",
         columns=[column_title(column) for column in columns],
-        rows=[(name, [_cell(table.at(group, name, column)) for column in columns]) for name in table.rows(group)],
+        rows=[(name, cells) for name, cells in rows if any(cell.ours or cell.published for cell in cells)],
         corner="method" if are_methods else "setting",
         footer=footer if any(footer) else (),
     )

@@ -19,7 +19,7 @@ __all__ = ["draw_cells", "draw_dots", "draw_heatmaps", "draw_lines", "plot_line"
 
 LABEL_GAP = 12.5  # points between the names at the ends of lines
 LONGEST = 30  # characters of a name in a figure
-PANEL = 3.9  # inches: width of a panel with lines
+PANEL = 2.9  # inches: width of a panel with lines; two of them fill half a page
 DOTS = 2.6  # inches: width of a panel with dots; with names and numbers beside it, about what a phone shows unscaled
 MARGIN = 0.75  # inches left of a panel, for numbers and their unit
 MOST_BANDS = 4  # lines that can show their standard deviation as a band without hiding each other
@@ -40,7 +40,7 @@ def draw_lines(
     lines = max(panels.values(), key=len)
     styles, named = looks(lines), highlights(lines)
     names = 0.33 + text_width([shorten(line.label, LONGEST) for line in lines if line.label in named])
-    width, height = MARGIN + len(panels) * (PANEL + names), max(3.7, 1.2 + len(named) * 0.24)
+    width, height = MARGIN + len(panels) * (PANEL + names), max(3.2, 1.2 + len(named) * 0.24)
     top, last = 0.65 if title else 0.35, max(len(line.mean) for line in lines)
     with blank(width, height, title) as figure:
         drawn: list[Axes] = []
@@ -107,8 +107,8 @@ def draw_cells(
     for at, row in enumerate(rows if numbered else [], start=1):
         for column, value in enumerate(row, start=1):
             if not isnan(value):
-                # The map runs from dark blue to yellow in both themes, so these two inks are fixed.
-                color = "white" if value < (low + high) / 2 else "black"
+                # The cells are the same in both themes, and so is their ink. Pure white would change with the theme.
+                color = "#fefefe" if value < (low + high) / 2 else "black"
                 panel.text(column, at, f"{value:{format}}", ha="center", va="center", fontsize=10, color=color)
 
 
