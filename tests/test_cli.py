@@ -1,12 +1,14 @@
 """The command line as a user meets it: what it prints where, its exit codes, and never a traceback."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli import app, main
 from holdfast.regularizers import REGULARIZERS
 
 QUICK = ["--tasks", "2", "--set", "train_limit=300", "--device", "cpu"]
@@ -175,6 +177,56 @@ def test_demo_compares_and_draws(holdfast, tmp_path):
         assert method in out
     picture = tmp_path / "holdfast-demo" / "accuracy-over-tasks.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def help_of(*command):
+    env = {**os.environ, "COLUMNS": "80"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast", *command, "--help"], capture_output=True, env=env, text=True
+    )
+    assert shown.returncode == 0
+    return shown.stdout
+
+
+def test_help_is_whole_sentences_and_words_for_people():
+    from click import Context
+    from typer.main import get_command
+
+    command = get_command(app)
+    for name in (None, *command.list_commands(Context(command))):
+        shown = help_of(*([name] if name else []))
+        assert "<list[" not in shown, name
+        commands = shown.partition("Commands:")[2]
+        assert all(line.endswith(".") and not line.endswith("...") for line in commands.split("\n") if line), commands
+
+
+def run_in(folder, *arguments, **env):
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, cwd=folder, env={**os.environ, "COLUMNS": "200", **env}, capture_output=True)
+
+
+def test_a_terminal_without_our_signs_gets_others(tmp_path):
+    results = Path(__file__).parent.parent / "results" / "mnist-360"
+    arguments = ("report", str(results), "--format", "markdown", "--experiment", "table1")
+    done = run_in(tmp_path, *arguments, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert b"55.86 +- 2.19 (3) v" in done.stdout
+    listed = run_in(tmp_path, "list", PYTHONIOENCODING="ascii")
+    assert listed.returncode == 0, listed.stderr
+
+
+def test_names_of_files_cannot_steer_the_terminal(tmp_path):
+    folder = tmp_path / os.fsdecode(b"runs\x1b]0;owned\x07\xff")
+    folder.mkdir()
+    for name in (b"cut\x1b[2J\xfe.json", b"[red]x.json"):
+        (folder / os.fsdecode(name)).write_text("{")
+    for command in ("report", "analyze"):
+        done = run_in(tmp_path, command, folder)
+        assert done.returncode == 1
+        assert b"\x1b" not in done.stdout + done.stderr
+        assert b"Traceback" not in done.stderr
+        assert rb"runs\x1b]0;owned" in done.stderr
+    assert rb"cut\x1b[2J\udcfe.json" in run_in(tmp_path, "report", folder).stderr
 
 
 def test_version(holdfast):

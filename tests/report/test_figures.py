@@ -2,11 +2,14 @@ import itertools
 import re
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from holdfast.report.charts import comparison_charts, score_charts
+from holdfast.config import RunConfig
+from holdfast.experiments import EXPERIMENTS, assess
+from holdfast.report.charts import comparison_charts, score_charts, table_charts
 from holdfast.report.comparisons import comparisons
 from holdfast.report.draw.canvas import inline_svg, save_figure
 from holdfast.report.draw.runs import draw_dots, draw_lines, spread
@@ -14,7 +17,7 @@ from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_orde
 from holdfast.report.numbers import Numbers
 from holdfast.report.series import Line, Score
 
-from .conftest import run
+from .conftest import make, run, square
 
 
 def luminance(color):
@@ -148,6 +151,31 @@ def test_lines_beyond_the_first_few_are_grey_and_without_a_name():
     (comparison,) = comparisons([run(method, 80 + place / 50) for place, method in enumerate(METHODS)])
     figure = comparison_charts(comparison)[0].draw()
     assert len({text.get_text() for text in figure.axes[0].texts}) == 6
+
+
+def test_the_ink_in_coloured_cells_does_not_change_with_the_theme():
+    (comparison,) = comparisons([run("er", 80.0), run("l2", 20.0)])
+    chart = comparison_charts(comparison)[1]
+    svg = inline_svg(chart.draw(), "fig", chart.alt)
+    numbers = re.findall(r"<text[^>]*style=\"([^\"]*)\"[^>]*>\d+</text>", svg)
+    assert any("#fefefe" in style for style in numbers)
+    assert not any("--paper" in style for style in numbers)
+
+
+def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored):
+    config = RunConfig.preset("seq-cifar10", "er", buffer_size=500)
+    results = []
+    for method in ("er", "l2"):
+        result = make(config.change(method=method), square(60.0, 5))
+        for task in range(5):
+            result.logits[f"logits.{task}"] = torch.eye(10)[2 * task : 2 * task + 2]
+            result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
+        results.append(result)
+    table = assess(EXPERIMENTS["recency"], stored(*results))
+    figure = table_charts(table)[0].draw()
+    assert figure.axes[0].get_xlabel() == "task"
+    assert figure.axes[0].get_ylabel() == "probability"
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == list("12345")
 
 
 def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():

@@ -32,25 +32,28 @@ MOST_COLUMNS = 10  # tasks a table shows; the figures' numbers have them all
 
 @app.command("analyze")
 def analyze_command(
-    runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.")] = Path("analysis"),
+    runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.", metavar="DIR")] = Path(
+        "analysis"
+    ),
     data: DataRoot = None,
     corruptions: Annotated[
-        bool, typer.Option("--corruptions/--no-corruptions", help="Evaluate the final models on corrupted images.")
+        bool, typer.Option("--corruptions/--no-corruptions", help="Also test the final models on corrupted images.")
     ] = False,
-    extra: Annotated[bool, typer.Option("--extra", help="With --corruptions: the extra four as well.")] = False,
-    severities: Annotated[str, typer.Option(help="Severities of corruption, for instance 1,3,5.")] = "1,2,3,4,5",
+    extra: Annotated[bool, typer.Option("--extra", help="With --corruptions: also the four extra ones.")] = False,
+    severities: Annotated[str, typer.Option(help="Severities of the corruptions, e.g. 1,3,5.")] = "1,2,3,4,5",
     bins: Annotated[int, typer.Option(help="Bins of confidence for calibration.", min=1)] = 15,
-    sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw every corruption of a few images.")] = False,
+    sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw two images with every corruption.")] = False,
     device: Device = "auto",
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Calibration, recency bias, transfer and robustness of finished runs, as tables and figures.
+    """Show whether finished runs can be trusted.
 
-    Nothing is trained again: runs keep their test logits and final weights. Give several runs to compare methods, and
-    several seeds of each for bootstrap intervals. With --corruptions, runs on seq-cifar10 use the published CIFAR-10-C
-    where 'holdfast data cifar10-c' has put it; all others corrupt their own test images, colour or grey ("generated").
+    Calibration, recency bias, transfer and robustness, as tables and figures. Nothing is trained again: a result holds
+    the logits of the test sets and the final weights. Give several runs to compare methods, and several seeds of each
+    for bootstrap intervals. With --corruptions, runs on seq-cifar10 use the published CIFAR-10-C, if 'holdfast data
+    cifar10-c' has fetched it. All other runs are tested on corrupted copies of their own test images.
     """
     import_plugins(plugin)
     levels, target, root = _severities(severities), choose_device(device), data_root(data)

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 import holdfast
-from holdfast.display import errors
+from holdfast.display import errors, replace_unknown_signs
 from holdfast.errors import HoldfastError
 
 __all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
@@ -24,11 +24,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-DataRoot = Annotated[Path | None, typer.Option("--data", help="Data root; else $HOLDFAST_DATA, else the user's cache.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder of the data sets. Default: $HOLDFAST_DATA, or the user's cache.", metavar="DIR"
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder for results.")]
-Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="Python module that registers things; repeatable.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for results.", metavar="DIR")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Python module to import first; may be repeated.", metavar="MODULE"),
+]
 Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 
 
@@ -51,6 +59,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 def main() -> None:
     """The `holdfast` command: errors become one sentence and an exit code."""
+    replace_unknown_signs()
     try:
         app()
     except HoldfastError as error:

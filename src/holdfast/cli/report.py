@@ -38,7 +38,7 @@ def report_command(
         Path | None, typer.Option(help="Also write each figure with its numbers to this folder.")
     ] = None,
 ) -> None:
-    """Make one HTML page, or tables, from all results in some folders."""
+    """Make one HTML page, or tables, from folders of results."""
     from holdfast import report
 
     results = report.gather(folders)

@@ -37,7 +37,9 @@ def run_command(
     seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change any setting; may be repeated.", metavar="KEY=VALUE")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default 1 for the MLP.", min=1)] = None,
@@ -50,7 +52,7 @@ def run_command(
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; repeatable."),
+        typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; may be repeated.", metavar="WHERE"),
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
