@@ -10,9 +10,9 @@ from typing import Any
 import typer.main
 from mkdocs.structure.files import File
 
-from holdfast.analysis.kept import read_findings
-from holdfast.analysis.runs import Summary
-from holdfast.analysis.transfer import Estimate
+from holdfast.analysis import Estimate
+from holdfast.analysis.findings import Summary
+from holdfast.analysis.store import read_findings
 from holdfast.cli import app
 
 DOCS = Path(__file__).resolve().parent
@@ -59,8 +59,8 @@ def findings(path: Path) -> str:
     for found in read_findings(path):
         lines += ["| method | seeds | accuracy (%) | calibration error (%) | recency gap | accuracy on corrupted (%) |"]
         lines += ["|---|---:|---:|---:|---:|---:|", *map(_method, found.summaries), ""]
-        lines += ["| claim | holds | |", "|---|---|---|"]
-        lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.detail} |" for claim in found.claims]
+        lines += ["| claim | | |", "|---|---|---|"]
+        lines += [f"| {claim.statement} | {claim.outcome} | {claim.detail} |" for claim in found.claims]
     return "\n".join([*lines, ""])
 
 

@@ -150,7 +150,7 @@ def test_runs_without_tensors_say_how_to_get_them(analyze: Call, runs: Path) -> 
     code, out, err = analyze(runs, "--corruptions")
     assert code == 0
     assert "forgetting" in out
-    assert err.count("keeps no logits") == err.count("keeps no weights") == 4
+    assert err.count("has no logits") == err.count("has no weights") == 4
     assert "holdfast run seq-mnist er --buffer-size 200 --seed 1 --set train_limit=320 --out" in err
     assert "--force" in err
 

@@ -288,7 +288,7 @@ def test_results_without_weights_say_how_to_get_them(holdfast, finished, tmp_pat
     code, out, err = holdfast("export", bare, "--format", "onnx")
     assert code == 1
     assert out == ""
-    assert "keeps no weights, so there is no model to export. To get them: holdfast run seq-mnist mse" in err
+    assert "has no weights, so there is no model to export. To get them: holdfast run seq-mnist mse" in err
 
 
 def test_weights_of_another_network_are_refused(holdfast, finished, tmp_path):

@@ -80,7 +80,7 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
     assert "differs: buffer 20, er, rot-mnist: +20.00, allowed 5.97" in out
     assert "1 cells agree, 1 differ, 0 have no run" in out
     assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
-    assert "claim consistency-beats-er: refuted, 1 of 2 checks hold (published: 1 of 1)" in out
+    assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
 
 
 def test_dry_run(holdfast, tmp_path, small):

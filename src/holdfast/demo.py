@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from holdfast.analysis.comparisons import comparisons
 from holdfast.config import RunConfig
 from holdfast.report.charts import comparison_charts
-from holdfast.report.comparisons import comparisons
 from holdfast.report.draw.canvas import save_figure
 from holdfast.results import RunResult
 

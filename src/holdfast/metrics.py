@@ -7,9 +7,13 @@ task, is NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import nan
+from statistics import fmean, stdev
+
 from torch import Tensor
 
-__all__ = ["accuracy", "backward_transfer", "forgetting", "forward_transfer"]
+__all__ = ["accuracy", "backward_transfer", "forgetting", "forward_transfer", "mean_std"]
 
 
 def accuracy(matrix: Tensor) -> float:
@@ -37,3 +41,12 @@ def forgetting(matrix: Tensor) -> float:
         return float("nan")
     best = matrix.nan_to_num(nan=-1.0).amax(dim=0)
     return float((best - matrix[-1])[:-1].mean())
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1) of a number over seeds; NaN where there are too few values.
+
+    >>> mean_std([1.0, 3.0])
+    (2.0, 1.4142135623730951)
+    """
+    return (fmean(values) if values else nan), (stdev(values) if len(values) > 1 else nan)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -8,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.analysis import BENCHMARK_CORRUPTIONS, CORRUPTIONS, PublishedCorruptions, corrupt, robustness
+from holdfast.analysis import (
+    BENCHMARK_CORRUPTIONS,
+    CORRUPTIONS,
+    CorruptedImages,
+    PublishedCorruptions,
+    corrupt,
+    robustness,
+)
 from holdfast.errors import DataError, UsageError
 
 
@@ -72,6 +80,37 @@ def test_seeded(photos: Tensor, labels: Tensor) -> None:
 
     assert run(1) == run(1)
     assert run(1) != run(2)
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What was generated, in order."""
+    made: list[tuple[str, int]] = []
+    module = sys.modules["holdfast.analysis.robustness"]  # the package has a function of that name
+    monkeypatch.setattr(module, "corrupt", lambda *args: made.append(args[1:3]) or corrupt(*args))
+    return made
+
+
+def test_corrupted_images_are_made_once_for_all_models(photos: Tensor, labels: Tensor, count: list) -> None:
+    made = CorruptedImages()
+    options = {"corruptions": ["fog", "contrast"], "severities": [1, 5]}
+    alone = robustness(bright_or_dark, photos, labels, **options)
+    count.clear()
+    shared = [robustness(bright_or_dark, photos.clone(), labels, **options, made=made) for _ in range(3)]
+    assert shared == [alone] * 3
+    assert count == [("fog", 1), ("fog", 5), ("contrast", 1), ("contrast", 5)]
+    others = robustness(bright_or_dark, photos.flip(0), labels.flip(0), **options, made=made)
+    assert len(count) == 8  # other images, other corruptions of them
+    assert others.clean == 100
+    robustness(bright_or_dark, photos.flip(0), labels.flip(0), **options, made=made, seed=1)
+    assert len(count) == 12
+
+
+def test_corrupted_images_take_no_more_memory_than_allowed(photos: Tensor, labels: Tensor, count: list) -> None:
+    made = CorruptedImages(most_bytes=2 * photos.nbytes)
+    for _ in range(2):
+        robustness(bright_or_dark, photos, labels, ["fog"], made=made)
+    assert [severity for _, severity in count] == [1, 2, 3, 4, 5, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

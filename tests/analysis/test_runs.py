@@ -12,17 +12,8 @@ from torch import Tensor
 
 from holdfast import results
 from holdfast.analysis import Estimate, PublishedCorruptions, calibration, corrupt, recency, robustness, transfer
-from holdfast.analysis.runs import (
-    RunAnalysis,
-    analyze_run,
-    claims,
-    exam_images,
-    find_runs,
-    findings,
-    rerun_command,
-    summarize,
-    with_robustness,
-)
+from holdfast.analysis.findings import Findings, summarize
+from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, rerun_command, with_robustness
 from holdfast.benchmarks import BENCHMARKS, Benchmark, Task
 from holdfast.config import RunConfig
 from holdfast.data import Dataset, ImageSet
@@ -50,7 +41,7 @@ def stored(
 
 def test_calibration_and_recency_are_those_of_all_test_sets_together(tmp_path: Path) -> None:
     folder = stored(tmp_path)
-    logits = results.read(folder, tensors=True).logits
+    logits = results.read_logits(folder)
     every = torch.cat([logits["logits.0"], logits["logits.1"]])
     labels = torch.cat([logits["labels.0"], logits["labels.1"]])
     analysis = analyze_run(folder, bins=7)
@@ -75,7 +66,7 @@ def test_a_run_without_logits_says_how_to_get_them(tmp_path: Path) -> None:
     analysis = analyze_run(folder)
     assert (analysis.calibration, analysis.recency) == (None, None)
     (note,) = analysis.notes
-    assert "keeps no logits" in note
+    assert "has no logits" in note
     assert f"holdfast run seq-mnist er --buffer-size 200 --seed 0 --set tasks=2 --out {tmp_path} --force" in note
     summary = summarize("er", [analysis])
     assert (summary.ece, summary.calibration, summary.recency_gap) == (None, None, None)
@@ -85,7 +76,7 @@ def test_a_run_without_logits_says_how_to_get_them(tmp_path: Path) -> None:
 def test_a_run_without_weights_says_how_to_get_them(tmp_path: Path) -> None:
     (analysis,) = with_robustness([analyze_run(stored(tmp_path))], tmp_path)
     assert analysis.robustness is None
-    assert "keeps no weights" in analysis.notes[0]
+    assert "has no weights" in analysis.notes[0]
     assert "--force" in analysis.notes[0]
 
 
@@ -159,7 +150,7 @@ def test_a_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
 
 def test_pooled_bins_are_those_of_all_predictions(tmp_path: Path) -> None:
     folders = [stored(tmp_path, seed=seed) for seed in (0, 1)]
-    parts = [results.read(folder, tensors=True).logits for folder in folders]
+    parts = [results.read_logits(folder) for folder in folders]
     logits, labels = (torch.cat([p[f"{kind}.{t}"] for p in parts for t in (0, 1)]) for kind in ("logits", "labels"))
     pooled = summarize("er", [analyze_run(folder) for folder in folders]).calibration
     direct = calibration(logits, labels)
@@ -202,26 +193,27 @@ def worse(folder: Path, method: str, share: float) -> RunAnalysis:
 
 def test_claims_hold_or_not_by_the_numbers(tmp_path: Path) -> None:
     er, good, bad = worse(tmp_path, "er", 0.5), worse(tmp_path, "linf", 0.9), worse(tmp_path, "mi", 0.2)
-    better = findings("here", [summarize("er", [er]), summarize("linf", [good])])
+    better = Findings("here", (summarize("er", [er]), summarize("linf", [good])))
     assert [claim.holds for claim in better.claims] == [True, True]
     assert "ECE: er 37.5" in better.claims[0].detail
     assert better.gains["linf"]["calibration"] == pytest.approx(48, abs=0.1)
     assert (better.gains["linf"]["recency"] or 0) > 0
-    mixed = claims([summarize(name, [one]) for name, one in (("er", er), ("linf", good), ("mi", bad))])
+    every = (("er", er), ("linf", good), ("mi", bad))
+    mixed = Findings("here", tuple(summarize(name, [one]) for name, one in every)).claims
     assert [claim.holds for claim in mixed] == [False, False]
     assert "mi 60" in mixed[0].detail
     assert "linf" not in mixed[0].detail
 
 
 def test_without_er_nothing_is_claimed(tmp_path: Path) -> None:
-    found = findings("here", [summarize("linf", [analyze_run(stored(tmp_path, "linf"))])])
+    found = Findings("here", (summarize("linf", [analyze_run(stored(tmp_path, "linf"))]),))
     assert (found.gains, found.claims) == ({}, ())
     assert json.loads(json.dumps(found.to_json()))["methods"][0]["method"] == "linf"
 
 
 def test_shared_classes_gain_no_recency(tmp_path: Path) -> None:
     summaries = [summarize(m, [analyze_run(stored(tmp_path, m, shared=True))]) for m in ("er", "linf")]
-    gained = findings("here", summaries).gains["linf"]
+    gained = Findings("here", tuple(summaries)).gains["linf"]
     assert gained["recency"] is None
     assert gained["accuracy"] == 0
 
@@ -260,7 +252,7 @@ def test_robustness_is_that_of_the_final_model(tmp_path: Path) -> None:
     config = analysis.config
     benchmark = BENCHMARKS["tiny"](config, tmp_path)
     model = build_model(config, benchmark)
-    model.load_state_dict(results.read(analysis.folder, tensors=True).weights)
+    model.load_state_dict(results.read_weights(analysis.folder))
     images, labels = exam_images(config, tmp_path)
     assert found == robustness(lambda x: predict(model, x, benchmark.normalize), images, labels, names, [1, 5])
     assert found is not None
@@ -320,7 +312,6 @@ def test_cifar10_runs_use_the_published_images_where_they_are(tmp_path: Path, mo
     labels = torch.arange(10_000) % 10
     test = ImageSet(torch.zeros(10_000, 3, 32, 32, dtype=torch.uint8), labels)
     cifar10 = Dataset(ImageSet(test.images[:100], labels[:100]), test, 10)
-    monkeypatch.setattr("holdfast.analysis.runs.shared_dataset", lambda *_: cifar10)
     monkeypatch.setattr("holdfast.benchmarks.class_incremental.shared_dataset", lambda *_: cifar10)
     changes = {"model": "mlp", "epochs": 1, "precision": "float32"}
     config = RunConfig.preset("seq-cifar10", "er", **changes)

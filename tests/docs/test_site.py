@@ -126,7 +126,7 @@ def test_numbers_come_from_the_files_behind_the_pictures(pages):
 
 
 def test_findings_come_from_the_analysis(pages):
-    from holdfast.analysis.kept import read_findings
+    from holdfast.analysis.store import read_findings
 
     shown = text_of(pages, "trust.html")
     (found,) = read_findings(ROOT / "results" / "seq-cifar10" / "analysis" / "analysis.json")

@@ -1,6 +1,8 @@
 """Reading folders of results: by fingerprint, and whatever is no result is named and left alone."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,8 @@ import torch
 from holdfast.analysis import Robustness
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.experiments import MEASURES, condensed, keep_robustness, load_results, measure_robustness
+from holdfast.experiments import MEASURES, add_robustness, condensed, load_results, measure_robustness
+from holdfast.report import gather_analyses, write_report
 
 CONFIG = RunConfig.preset("seq-mnist", "mse", buffer_size=200, tasks=2)
 LOGITS = {
@@ -82,6 +85,73 @@ def test_damaged_and_foreign_results_are_named_and_kept(out, store, damage, reas
     assert snapshot(out) == before
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"accuracy_matrix": [[80.0, 20.0], [-50.0, 55.0]]},
+        {"accuracy_matrix": [[80.0, 20.0], [None, None]]},
+        {"untrained": [10.0, 10**400]},
+        {"timing": {"steps": "many"}},
+        {"measures": {"mra": 10**400}},
+        {"measures": {"mra": None}},
+        {"seconds": None},
+        {"environment": {"device": "\udcff"}},
+    ],
+)
+def test_numbers_that_cannot_be_are_damage(out, store, values):
+    """An accuracy of -50 % was accepted; a number of 400 digits ended in a traceback."""
+    store(CONFIG.change(seed=1))
+    change(store(CONFIG), **values)
+    found = load_results(out)
+    assert [stored.config.seed for stored in found] == [1]
+    assert "damaged: " in found.skipped[0].reason
+
+
+@pytest.mark.parametrize("name", ["result.json", "notes.json", "measures.json", "analysis.json"])
+def test_neither_fifos_nor_devices_are_waited_for(out, store, name):
+    folder = store(CONFIG.change(seed=1))
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (out / "other").mkdir()
+        make(out / "other" / name)
+        make(folder / "pipe.json")
+        (stored,) = load_results(out)
+        assert stored.config.seed == 1
+        gather_analyses([out], load_results(out))
+        shutil.rmtree(out / "other")
+        (folder / "pipe.json").unlink()
+    os.mkfifo(folder / "measures.json")
+    with pytest.raises(HoldfastError, match=r"measures\.json is not readable: it is not a regular file"):
+        _ = stored.measures
+
+
+def test_names_that_are_no_text_are_spelled_out(out, store, tmp_path):
+    """A report could not be written: their bytes are not UTF-8. Escape sequences reached the terminal."""
+    store(CONFIG)
+    (out / os.fsdecode(b"caf\xe9.json")).write_text("{")
+    (out / "\x1b[31mred.json").write_text("{")
+    found = load_results(out)
+    names = sorted(path.name for path, _ in found.skipped)
+    assert names == ["\\x1b[31mred.json", "caf\\udce9.json"]
+    assert "caf" in write_report(found, tmp_path / "report.html").read_text("utf-8")
+
+
+def test_damaged_logits_are_skipped_and_named(out, store):
+    folder = store(CONFIG, logits=LOGITS)
+    store(CONFIG.change(seed=1), logits=LOGITS)
+    (folder / "logits.safetensors").write_bytes(b"nothing")
+    sound = load_results(out).sound()
+    assert [stored.config.seed for stored in sound] == [1]
+    assert "logits.safetensors is not readable" in sound.skipped[0].reason
+
+
+def test_measures_from_logits_leave_the_weights_alone(out, store):
+    """Reading logits loaded every run's weights."""
+    folder = store(CONFIG, logits=LOGITS)
+    (folder / "weights.safetensors").write_text("not even weights")
+    (stored,) = load_results(out)
+    assert MEASURES["ece"].of(stored) > 0
+
+
 def test_what_is_named_and_what_is_not(out, store):
     store(CONFIG, logits=LOGITS)
     for name in ("notes.txt", "other.json", ".hidden.json", "report.html", "README.md"):
@@ -125,7 +195,7 @@ def test_measures_are_kept(out, store, tmp_path):
     kept.mkdir()
     (kept / "small.json").write_text(json.dumps(condensed(again)))
     (small,) = load_results(kept)
-    assert small.logits == {}
+    assert small.analysis is None
     for name in ("accuracy", "ece", "recency_gap", "mra"):
         assert MEASURES[name].of(small) == pytest.approx(MEASURES[name].of(again), abs=1e-6)
 
@@ -166,7 +236,7 @@ def test_a_partial_evaluation_is_not_kept(out, store, severities, mra):
     store(CONFIG)
     (stored,) = load_results(out)
     categories = dict.fromkeys(("noise", "blur", "weather", "digital"), 40.0)
-    assert keep_robustness(stored, Robustness("generated", severities, 60.0, {}, {}, categories, mra)) == {}
+    assert add_robustness(stored, Robustness("generated", severities, 60.0, {}, {}, categories, mra)) == {}
     assert "mra" not in load_results(out).by_fingerprint[CONFIG.fingerprint].measures
 
 

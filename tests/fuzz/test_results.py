@@ -98,7 +98,7 @@ def test_measures(content, place):
     (stored,) = load_results(folder)
     value = outcome(getattr, stored, "measures")
     if isinstance(value, dict):
-        assert all(isinstance(number, float) for number in value.values())
+        assert all(isinstance(number, int | float) for number in value.values())
 
 
 @fuzz(damaged(LOGITS) | damaged(WEIGHTS))

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from holdfast.analysis import BENCHMARK_CORRUPTIONS, CORRUPTIONS, Robustness, calibration, recency, robustness
-from holdfast.analysis.runs import Findings, RunAnalysis
+from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.runs import RunAnalysis
 from holdfast.config import RunConfig
 from holdfast.report.analyses import analysis_charts, write_analysis_figures
-from holdfast.report.comparisons import compare
 from holdfast.report.draw.analyses import _spread_over, draw_contact_sheet, save_contact_sheet
 from holdfast.results import RunResult
 

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from holdfast.analysis.comparisons import METHODS as ORDER
+from holdfast.analysis.comparisons import comparisons, method_order
 from holdfast.config import RunConfig
 from holdfast.experiments import EXPERIMENTS, assess
 from holdfast.report.charts import comparison_charts, score_charts, table_charts
-from holdfast.report.comparisons import comparisons
 from holdfast.report.draw.canvas import inline_svg, save_figure
 from holdfast.report.draw.runs import draw_dots, draw_lines, spread
-from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_order, method_style
+from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_style
 from holdfast.report.numbers import Numbers
 from holdfast.report.series import Line, Score
 
@@ -51,6 +52,7 @@ def test_all_text_has_enough_contrast(text, ground):
 
 
 def test_each_method_has_a_look_of_its_own():
+    assert tuple(METHODS) == ORDER
     looks = [(style.dash, style.marker) for style in METHODS.values()]
     colors = [style.color for style in METHODS.values()]
     assert len(set(colors)) == len(METHODS)

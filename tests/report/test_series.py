@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from holdfast.report.comparisons import comparisons
+from holdfast.analysis.comparisons import comparisons
 from holdfast.report.numbers import Numbers
 from holdfast.report.series import (
     Line,

@@ -20,7 +20,7 @@ from holdfast.analysis.corruptions import (
 )
 from holdfast.analysis.overview import Gains, Scores, gains, overview
 from holdfast.analysis.recency import Recency, recency
-from holdfast.analysis.robustness import PublishedCorruptions, Robustness, robustness
+from holdfast.analysis.robustness import CorruptedImages, PublishedCorruptions, Robustness, robustness
 from holdfast.analysis.transfer import Estimate, Transfer, transfer
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "EXTRA_CORRUPTIONS",
     "SEVERITIES",
     "Calibration",
+    "CorruptedImages",
     "Corruption",
     "Estimate",
     "Gains",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = ["Calibration", "calibration"]
+__all__ = ["Calibration", "calibration", "pool_calibrations"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,22 @@ def calibration(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
     count = torch.bincount(bin_of, minlength=bins)
     confidence = torch.bincount(bin_of, weights=confidences, minlength=bins) / count.clamp(min=1)
     accuracy = torch.bincount(bin_of, weights=correct, minlength=bins) / count.clamp(min=1)
+    return _from_bins(confidence, accuracy, count)
 
+
+def pool_calibrations(parts: Sequence[Calibration]) -> Calibration:
+    """The calibration of all predictions together, from that of several seeds with the same bins."""
+    count = torch.tensor([part.count for part in parts], dtype=torch.float64)
+    total = count.sum(0)
+    confidence, accuracy = (
+        (count * torch.tensor([getattr(part, name) for part in parts], dtype=torch.float64)).sum(0) / total.clamp(min=1)
+        for name in ("confidence", "accuracy")
+    )
+    return _from_bins(confidence, accuracy, total.long())
+
+
+def _from_bins(confidence: Tensor, accuracy: Tensor, count: Tensor) -> Calibration:
+    """The errors of bins (bins,) with their mean confidence, accuracy and number of samples."""
     gaps = (accuracy - confidence).abs()
     return Calibration(
         ece=100 * float((gaps * count).sum() / count.sum()),
@@ -58,7 +74,7 @@ def calibration(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
         confidence=confidence.tolist(),
         accuracy=accuracy.tolist(),
         count=count.tolist(),
-        bins=bins,
+        bins=len(count),
     )
 
 

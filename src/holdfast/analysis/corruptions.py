@@ -68,11 +68,15 @@ class Corruption:
     name: str
     category: Category
     distort: Callable[[Tensor, int, Generator], Tensor]
+    needs_colour: bool = False
+    """Whether it is undefined for grey images."""
 
     def __call__(self, images: Tensor, severity: int, generator: Generator) -> Tensor:
         """The images, corrupted."""
         _check_images(images)
         _check_severity(severity)
+        if self.needs_colour and images.shape[1] != 3:
+            raise UsageError(f"corruption '{self.name}' needs colour images (3 channels), got {images.shape[1]}.")
         distorted = self.distort(images.float().div_(255), severity, generator)
         return distorted.mul(255).round_().clamp_(0, 255).to(torch.uint8)
 
@@ -81,7 +85,7 @@ CORRUPTIONS: Registry[Corruption] = Registry("corruption")
 
 
 def corruption(
-    name: str, category: Category, levels: Sequence[Level]
+    name: str, category: Category, levels: Sequence[Level], *, needs_colour: bool = False
 ) -> Callable[[Distortion[Level]], Distortion[Level]]:
     """A decorator that registers a function of (float images in [0, 1], strength, generator) as a corruption.
 
@@ -97,7 +101,7 @@ def corruption(
             return function(images, levels[severity - 1], generator)
 
         description = (function.__doc__ or "").strip().partition("\n")[0]
-        CORRUPTIONS.register(name, description)(Corruption(name, category, distort))
+        CORRUPTIONS.register(name, description)(Corruption(name, category, distort, needs_colour))
         return function
 
     return register
@@ -460,11 +464,9 @@ def spatter(x: Tensor, level: tuple[float, float, float, float, float, bool], ge
 LIT_FROM_ONE_SIDE = ((-2.0, -1.0, 0.0), (-1.0, 1.0, 1.0), (0.0, 1.0, 2.0))
 
 
-@corruption("saturate", "extra", ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)))
+@corruption("saturate", "extra", ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)), needs_colour=True)
 def saturate(x: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
     """Colours washed out (severities 1 and 2) or overdone (3 to 5): saturation of HSV times a gain plus an offset."""
-    if x.shape[1] != 3:
-        raise UsageError("corruption 'saturate' needs colour images (3 channels); grey ones have no saturation.")
     gain, offset = level
     value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     spread = value - low

@@ -9,7 +9,7 @@ from math import isfinite
 from holdfast.errors import UsageError
 from holdfast.registry import unknown_name
 
-__all__ = ["Gains", "Scores", "gains", "overview"]
+__all__ = ["Gains", "Scores", "gains", "overview", "relative_gain"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,14 @@ def overview(scores: Mapping[str, Scores], reference: str = "er") -> dict[str, G
     return {name: gains(score, scores[reference]) for name, score in scores.items() if name != reference}
 
 
+def relative_gain(value: float, reference: float) -> float:
+    """How much larger `value` is than a `reference` above 0, in percent of the reference."""
+    return 100 * (value - reference) / reference
+
+
 def _relative(quantity: str, method: float, reference: float) -> float:
     if not (isfinite(method) and isfinite(reference)):
         raise UsageError(f"{quantity} must be a finite number to be compared, got {method} against {reference}.")
     if reference <= 0:
         raise UsageError(f"the reference's {quantity} is {reference:g}; a relative gain needs it above 0.")
-    return 100 * (method - reference) / reference
+    return relative_gain(method, reference)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = ["Recency", "recency"]
+__all__ = ["Recency", "mean_recency", "recency"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ def recency(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> Recency:
     probabilities = [float(per_class[list(classes)].sum()) for classes in task_classes]
     shares = [float(predicted[list(classes)].sum()) for classes in task_classes]
     return Recency(probabilities, probabilities[-1] - probabilities[0], shares)
+
+
+def mean_recency(parts: Sequence[Recency]) -> Recency:
+    """The mean over seeds."""
+    return Recency(
+        [fmean(column) for column in zip(*(part.task_probabilities for part in parts), strict=True)],
+        fmean(part.gap for part in parts),
+        [fmean(column) for column in zip(*(part.prediction_shares for part in parts), strict=True)],
+    )
 
 
 def _check(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> None:

@@ -1,30 +1,23 @@
-"""Finished runs -> what the analyses say about them: per run, over the seeds of a config, and method against method.
-
-Runs keep the logits of their test sets and their final weights, so that nothing is trained again.
-"""
+"""A finished run -> what its files say about calibration, recency and robustness. Nothing is trained again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from math import isfinite
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast import results
 from holdfast.analysis.calibration import Calibration, calibration
-from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, SEVERITIES
-from holdfast.analysis.overview import Gains, Scores, gains
+from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from holdfast.analysis.recency import Recency, recency
-from holdfast.analysis.robustness import Robustness, robustness_of
-from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
-from holdfast.benchmarks import Benchmark, make_benchmark, shared_dataset
-from holdfast.config import WITHOUT_BUFFER, RunConfig
+from holdfast.analysis.robustness import CorruptedImages, Robustness, robustness
+from holdfast.benchmarks import Benchmark, make_benchmark
+from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
@@ -32,31 +25,19 @@ from holdfast.results import RunResult
 from holdfast.training import build_model
 
 __all__ = [
-    "Claim",
-    "Findings",
     "RunAnalysis",
-    "Summary",
     "analyze_run",
-    "claims",
     "exam_images",
     "final_model",
     "find_runs",
-    "findings",
     "rerun_command",
-    "summarize",
     "with_robustness",
 ]
-
-REFERENCE = "er"
-"""The method all others are measured against."""
-
-GREY_HAS_NO = "saturate"
-"""The one corruption that needs colour."""
 
 
 @dataclass(frozen=True)
 class RunAnalysis:
-    """What one run's files say. None where it is not defined or the run does not hold what it takes; `notes` say why.
+    """What one run's files say. None where it is not defined or a file it takes is missing; `notes` say why.
 
     `recency` is for tasks with classes of their own (Class-IL), `robustness` for runs whose weights were evaluated.
     """
@@ -72,77 +53,6 @@ class RunAnalysis:
     def config(self) -> RunConfig:
         """The run's config."""
         return self.result.config
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One config over its seeds. Estimates are means with bootstrap intervals; None where no seed has the number.
-
-    `calibration` pools the bins of all seeds, and its errors are theirs; `ece` and `mce` are means of each seed's own.
-    `recency` and `robustness` hold means over the seeds.
-    """
-
-    label: str
-    config: RunConfig
-    seeds: tuple[int, ...]
-    accuracy: Estimate
-    ece: Estimate | None
-    mce: Estimate | None
-    recency_gap: Estimate | None
-    mra: Estimate | None
-    transfer: Transfer
-    calibration: Calibration | None
-    recency: Recency | None
-    robustness: Robustness | None
-
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.config.method
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        shown = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "config"}
-        plain = {
-            name: value if value is None or name in ("label", "seeds") else asdict(value)
-            for name, value in shown.items()
-        }
-        return {**plain, "method": self.method, "config": {**self.config.to_dict(), "seed": None}}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper on the runs at hand: whether it `holds`, and the numbers that decide it."""
-
-    text: str
-    holds: bool
-    detail: str
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Methods compared on one benchmark. `gains` are over `er`, by label, for the methods that can be compared.
-
-    A gain in recency is None where tasks share their classes.
-    """
-
-    title: str
-    summaries: tuple[Summary, ...]
-    gains: dict[str, dict[str, float | None]]
-    claims: tuple[Claim, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "title": self.title,
-            "benchmark": self.summaries[0].config.benchmark,
-            "methods": [summary.to_json() for summary in self.summaries],
-            "relative_gains_over_er": self.gains,
-            "claims": [asdict(claim) for claim in self.claims],
-        }
-
-
-# --- one run ---
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
@@ -167,36 +77,34 @@ def _is_run(folder: Path) -> bool:
 
 
 def analyze_run(folder: Path, *, bins: int = 15) -> RunAnalysis:
-    """What the files in `folder` say about calibration and recency; its weights are left for `with_robustness`."""
-    result = results.read(folder, tensors=True)
-    bare = replace(result, logits={}, weights={})
-    if not result.logits:
-        note = (
-            f"{folder} keeps no logits: no calibration, no recency. To get them: {rerun_command(result.config, folder)}"
-        )
-        return RunAnalysis(folder, bare, None, None, notes=(note,))
+    """What the logits in `folder` say about calibration and recency; its weights are left for `with_robustness`."""
+    result, logits = results.read(folder), results.read_logits(folder)
+    if not logits:
+        again = rerun_command(result.config, folder)
+        note = f"{folder} has no logits: no calibration, no recency. To get them: {again}"
+        return RunAnalysis(folder, result, None, None, notes=(note,))
     try:
-        tests = _tests(result.logits)
-        logits, labels = (torch.cat(parts) for parts in zip(*tests, strict=True))
-        calibrated = calibration(logits, labels, bins)
-        return RunAnalysis(folder, bare, calibrated, _recency(logits, [labels for _, labels in tests]))
+        return RunAnalysis(folder, result, *_analyze(_test_sets(logits), bins))
     except (UsageError, RuntimeError) as error:
         raise DataError(f"{folder / results.LOGITS} ({result.config.title}): {error}") from error
 
 
-def _tests(stored: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Logits and labels of each test set, in the order of tasks."""
-    names = [f"{kind}.{task}" for task in range(max(1, len(stored) // 2)) for kind in ("logits", "labels")]
-    if set(names) != set(stored):
-        raise UsageError(f"expected tensors {', '.join(names)}, found {', '.join(sorted(stored))}.")
-    return [(stored[logits], stored[labels]) for logits, labels in zip(names[::2], names[1::2], strict=True)]
+def _test_sets(stored: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Logits (N, classes) and labels (N,) of each test set, in the order of tasks."""
+    tasks = range(max(1, len(stored) // 2))
+    names = {f"{kind}.{task}" for task in tasks for kind in ("logits", "labels")}
+    if names != set(stored):
+        raise UsageError(f"expected tensors {', '.join(sorted(names))}, found {', '.join(sorted(stored))}.")
+    return [(stored[f"logits.{task}"], stored[f"labels.{task}"]) for task in tasks]
 
 
-def _recency(logits: Tensor, labels: Sequence[Tensor]) -> Recency | None:
-    """The recency bias, if there are several tasks and each has classes of its own."""
-    classes: list[list[int]] = [torch.unique(part).tolist() for part in labels]
-    every = [label for task in classes for label in task]
-    return recency(logits, classes) if len(classes) > 1 and len(set(every)) == len(every) else None
+def _analyze(tests: Sequence[tuple[Tensor, Tensor]], bins: int) -> tuple[Calibration, Recency | None]:
+    """Calibration over all test sets, and recency if there are several tasks and each has classes of its own."""
+    logits, labels = (torch.cat(parts) for parts in zip(*tests, strict=True))
+    calibrated = calibration(logits, labels, bins)
+    classes: list[list[int]] = [torch.unique(own).tolist() for _, own in tests]
+    disjoint = sum(map(len, classes)) == len(torch.unique(labels))
+    return calibrated, recency(logits, classes) if disjoint and len(classes) > 1 else None
 
 
 def rerun_command(config: RunConfig, folder: Path) -> str:
@@ -214,14 +122,12 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 
-# --- robustness of one run ---
-
-
 def exam_images(config: RunConfig, root: Path) -> ImageSet:
-    """All test images of a run's benchmark; those of CIFAR-10 in their published order, which CIFAR-10-C follows."""
-    if config.benchmark == "seq-cifar10":
-        return shared_dataset("cifar10", root).test  # read once for all runs
-    tests = [task.test for task in make_benchmark(config, root).tasks]
+    """All images a run is tested on; if corruptions of them are published, in the order of that publication."""
+    benchmark = make_benchmark(config, root)
+    if benchmark.corruptible is not None:
+        return benchmark.corruptible
+    tests = [task.test for task in benchmark.tasks]
     return ImageSet(torch.cat([test.images for test in tests]), torch.cat([test.labels for test in tests]))
 
 
@@ -233,60 +139,51 @@ def with_robustness(
     severities: Sequence[int] = SEVERITIES,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int, str], None] | None = None,
+    made: CorruptedImages | None = None,
 ) -> list[RunAnalysis]:
     """The runs with their final models evaluated on corrupted test images; data comes from the data root `root`.
 
-    Runs on seq-cifar10 use the published CIFAR-10-C where it is in `root`; everything else is generated. The images
-    corrupted are those the network is tested on, colour or grey; grey ones leave out 'saturate'. Runs tested on the
-    same images share the corrupted ones. A run that keeps no weights comes back with a note that says how to get them.
-    `progress` is called after each evaluation, with counts over the runs tested on the same images.
+    Where corruptions of a benchmark's test images are published and lie in `root`, those are used; everything else is
+    generated. Grey images leave out the corruptions that need colour. Runs tested on the same images share the
+    corrupted ones, also with other calls that are given the same `made`. A run without weights comes back with a note
+    that says how to get them. `progress` is called after each evaluation, with counts over all runs.
     """
-    done = [run if (run.folder / results.WEIGHTS).exists() else _without_weights(run) for run in runs]
-    for numbers, images, labels in _same_exams(runs, root):
-        config = runs[numbers[0]].config
+    made = made or CorruptedImages()
+    there = [(run.folder / results.WEIGHTS).exists() for run in runs]
+    done, found = 0, []
+    for run, has_weights in zip(runs, there, strict=True):
+        if not has_weights:
+            again = rerun_command(run.config, run.folder)
+            note = f"{run.folder} has no weights: no robustness. To get them: {again}"
+            found.append(replace(run, notes=(*run.notes, note)))
+            continue
+        model, benchmark = final_model(run.folder, run.config, results.read_weights(run.folder), root)
+        classify = partial(_classify, model.to(device), benchmark, run.config.precision)
+        images, labels = exam_images(run.config, root)
         grey = images.ndim == 4 and images.shape[1] == 1
-        found = robustness_of(
-            [_classifier(runs[number], root, torch.device(device)) for number in numbers],
+
+        def advance(_: int, each: int, name: str) -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(done, each * sum(there), name)
+
+        evaluated = robustness(
+            classify,
             images.to(device),
             labels.to(device),
-            [name for name in corruptions if not (grey and name == GREY_HAS_NO)],
+            [name for name in corruptions if not (grey and CORRUPTIONS[name].needs_colour)],
             severities,
-            progress=progress,
-            published=root if config.benchmark == "seq-cifar10" else None,
+            progress=advance,
+            published=None if benchmark.corruptible is None else root,
+            made=made,
         )
-        for number, one in zip(numbers, found, strict=True):
-            done[number] = replace(runs[number], robustness=one)
-    return done
-
-
-def _same_exams(runs: Sequence[RunAnalysis], root: Path) -> list[tuple[list[int], Tensor, Tensor]]:
-    """Numbers of the runs with weights that are tested on the same images, with those and their labels."""
-    found: list[tuple[list[int], Tensor, Tensor]] = []
-    for number, run in enumerate(runs):
-        if not (run.folder / results.WEIGHTS).exists():
-            continue
-        images, labels = exam_images(run.config, root)
-        for numbers, theirs, their_labels in found:
-            same = run.config.benchmark == runs[numbers[0]].config.benchmark
-            if same and torch.equal(images, theirs) and torch.equal(labels, their_labels):
-                numbers.append(number)
-                break
-        else:
-            found.append(([number], images, labels))
+        found.append(replace(run, robustness=evaluated))
     return found
 
 
-def _without_weights(run: RunAnalysis) -> RunAnalysis:
-    note = f"{run.folder} keeps no weights: no robustness. To get them: {rerun_command(run.config, run.folder)}"
-    return replace(run, notes=(*run.notes, note))
-
-
-def _classifier(run: RunAnalysis, root: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The run's final model as a function of uint8 images."""
-    weights = results.read(run.folder, tensors=True).weights
-    model, benchmark = final_model(run.folder, run.config, weights, root)
-    model.to(device)
-    return lambda images: predict(model, images, benchmark.normalize, run.config.precision)
+def _classify(model: nn.Module, benchmark: Benchmark, precision: str, images: Tensor) -> Tensor:
+    return predict(model, images, benchmark.normalize, precision)
 
 
 def final_model(
@@ -304,156 +201,3 @@ def final_model(
             f"To make it again: {rerun_command(config, folder)}"
         ) from error
     return model, benchmark
-
-
-# --- the seeds of one config ---
-
-
-def summarize(label: str, runs: Sequence[RunAnalysis]) -> Summary:
-    """One config over its seeds: runs that differ in nothing but the seed."""
-    config = runs[0].config
-    if any(run.config.change(seed=0) != config.change(seed=0) for run in runs):
-        raise UsageError(f"'{label}': runs summed up together must differ in nothing but their seed.")
-    calibrations = [run.calibration for run in runs if run.calibration]
-    recencies = [run.recency for run in runs if run.recency]
-    robust = [run.robustness for run in runs if run.robustness]
-    transferred = _transfer(runs)
-    if transferred.accuracy is None:
-        raise DataError(f"{runs[0].folder}: the accuracies after the last task are incomplete.")
-    return Summary(
-        label=label,
-        config=config,
-        seeds=tuple(run.config.seed for run in runs),
-        accuracy=transferred.accuracy,
-        ece=_estimate([one.ece for one in calibrations]),
-        mce=_estimate([one.mce for one in calibrations]),
-        recency_gap=_estimate([one.gap for one in recencies]),
-        mra=_estimate([one.mra for one in robust if one.mra is not None]),
-        transfer=transferred,
-        calibration=_pooled(calibrations),
-        recency=_mean_recency(recencies),
-        robustness=_mean_robustness(robust),
-    )
-
-
-def _estimate(values: Sequence[float]) -> Estimate | None:
-    return Bootstrap(len(values), 0.95, 10_000, 0)(values) if values else None
-
-
-def _transfer(runs: Sequence[RunAnalysis]) -> Transfer:
-    """Transfer over the tasks; a method that trains on all tasks at once has an accuracy only."""
-    matrices = [run.result.matrix for run in runs]
-    if any(len(matrix) != matrix.shape[1] for matrix in matrices):
-        return transfer([[[run.result.accuracy]] for run in runs])
-    return transfer([matrix.tolist() for matrix in matrices], [run.result.untrained.tolist() for run in runs])
-
-
-def _pooled(parts: Sequence[Calibration]) -> Calibration | None:
-    """The calibration of all seeds' predictions together."""
-    if not parts:
-        return None
-    count = [sum(counts) for counts in zip(*(part.count for part in parts), strict=True)]
-
-    def mean(values: Callable[[Calibration], list[float]]) -> list[float]:
-        weighed = [[n * value for n, value in zip(part.count, values(part), strict=True)] for part in parts]
-        return [sum(column) / max(1, n) for column, n in zip(zip(*weighed, strict=True), count, strict=True)]
-
-    confidence, accuracy = mean(lambda part: part.confidence), mean(lambda part: part.accuracy)
-    gaps = [abs(a - c) for a, c in zip(accuracy, confidence, strict=True)]
-    ece = sum(n * gap for n, gap in zip(count, gaps, strict=True)) / sum(count)
-    return Calibration(100 * ece, 100 * max(gaps), confidence, accuracy, count, parts[0].bins)
-
-
-def _mean_recency(parts: Sequence[Recency]) -> Recency | None:
-    if not parts:
-        return None
-    return Recency(
-        _mean_list([part.task_probabilities for part in parts]),
-        fmean(part.gap for part in parts),
-        _mean_list([part.prediction_shares for part in parts]),
-    )
-
-
-def _mean_robustness(parts: Sequence[Robustness]) -> Robustness | None:
-    if not parts:
-        return None
-    mras = [part.mra for part in parts if part.mra is not None]
-    return replace(
-        parts[0],
-        clean=fmean(part.clean for part in parts),
-        accuracy={name: _mean_list([part.accuracy[name] for part in parts]) for name in parts[0].accuracy},
-        per_corruption=_mean_dict([part.per_corruption for part in parts]),
-        per_category=_mean_dict([part.per_category for part in parts]),
-        mra=fmean(mras) if mras else None,
-    )
-
-
-def _mean_list(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(column) for column in zip(*rows, strict=True)]
-
-
-def _mean_dict(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: fmean(row[name] for row in rows) for name in rows[0]}
-
-
-# --- method against method ---
-
-
-def findings(title: str, summaries: Sequence[Summary]) -> Findings:
-    """The methods compared, with their gains over er and the paper's claims where er is among them."""
-    return Findings(title, tuple(summaries), _gains(summaries), claims(summaries))
-
-
-def _reference(summaries: Sequence[Summary]) -> Summary | None:
-    """The one summary of er; None if there is none, or if several settings of it leave the choice open."""
-    found = [summary for summary in summaries if summary.method == REFERENCE]
-    return found[0] if len(found) == 1 else None
-
-
-def _rivals(summaries: Sequence[Summary]) -> list[Summary]:
-    """The methods the claims are about: er with something added, not the bounds sgd and joint."""
-    return [summary for summary in summaries if summary.method not in (REFERENCE, *WITHOUT_BUFFER)]
-
-
-def _gains(summaries: Sequence[Summary]) -> dict[str, dict[str, float | None]]:
-    reference = _reference(summaries)
-    if reference is None or (base := _scores(reference)) is None:
-        return {}
-    made: dict[str, dict[str, float | None]] = {}
-    for summary in _rivals(summaries):
-        score = _scores(summary)
-        if score is not None and base.accuracy > 0 and base.ece < 100 and base.recency_gap < 1:
-            values: Gains = gains(score, base)
-            defined = summary.recency_gap is not None
-            made[summary.label] = {**asdict(values), "recency": values.recency if defined else None}
-    return made
-
-
-def _scores(summary: Summary) -> Scores | None:
-    if summary.ece is None or not isfinite(summary.accuracy.mean):
-        return None
-    # Without a gap of its own, a method is compared in the other two; the recency gain is then dropped.
-    gap = 0.0 if summary.recency_gap is None else summary.recency_gap.mean
-    return Scores(summary.accuracy.mean, gap, summary.ece.mean)
-
-
-def claims(summaries: Sequence[Summary]) -> tuple[Claim, ...]:
-    """The paper's claims about er, each decided by the means over seeds where er and another method have the number."""
-    questions: list[tuple[str, str, Callable[[Summary], Estimate | None], bool]] = [
-        ("er is the most miscalibrated", "ECE", lambda summary: summary.ece, True),
-        ("er is the most biased towards the last task", "recency gap", lambda summary: summary.recency_gap, True),
-        ("er is the least robust", "mRA", lambda summary: summary.mra, False),
-    ]
-    reference, rivals = _reference(summaries), _rivals(summaries)
-    decided = []
-    for text, quantity, number, most in questions:
-        own = None if reference is None else number(reference)
-        others = {rival.label: value.mean for rival in rivals if (value := number(rival)) is not None}
-        if own is None or not others:
-            continue
-        # Against the claim are those further out than er; if there are none, the nearest shows by how much it holds.
-        order = sorted(others, key=lambda label: others[label], reverse=most)
-        against = [label for label in order if (others[label] >= own.mean if most else others[label] <= own.mean)]
-        numbers = ", ".join(f"{label} {others[label]:.2f}" for label in against or order[:1])
-        decided.append(Claim(text, not against, f"{quantity}: er {own.mean:.2f}, {numbers}"))
-    return tuple(decided)

@@ -16,8 +16,8 @@ from holdfast.errors import UsageError
 
 __all__ = ["Bootstrap", "Estimate", "Transfer", "transfer"]
 
-Row = Sequence[float | None]
-Matrix = Sequence[Row]
+_Accuracies = Sequence[float | None]
+"""Percentages; None or NaN where there is none."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Transfer:
 
 
 def transfer(
-    matrices: Sequence[Matrix],
-    baselines: Sequence[Row] | None = None,
+    matrices: Sequence[Sequence[_Accuracies]],
+    baselines: Sequence[_Accuracies] | None = None,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -88,7 +88,7 @@ def transfer(
 class Bootstrap:
     """Values, one per seed -> their mean and its percentile interval, with the same resamples every time."""
 
-    def __init__(self, seeds: int, level: float, resamples: int, seed: int) -> None:
+    def __init__(self, seeds: int, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> None:
         # How often each seed is drawn is all a resampled mean depends on; row r holds the seeds' weights in resample r.
         counts = np.random.default_rng(seed).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
         self.weights = counts / seeds
@@ -104,7 +104,7 @@ class Bootstrap:
         return Estimate(fmean(values), float(low), float(high))
 
 
-def _tables(matrices: Sequence[Matrix]) -> Tensor:
+def _tables(matrices: Sequence[Sequence[_Accuracies]]) -> Tensor:
     """The matrices as one float64 tensor (seeds, T, T), NaN where there is no number."""
     if not matrices or not matrices[0]:
         raise UsageError("transfer needs at least one accuracy matrix with at least one task, got none.")
@@ -116,14 +116,14 @@ def _tables(matrices: Sequence[Matrix]) -> Tensor:
     return torch.stack([torch.stack([_numbers(row) for row in matrix]) for matrix in matrices])
 
 
-def _baseline_rows(baselines: Sequence[Row], seeds: int, tasks: int) -> Tensor:
+def _baseline_rows(baselines: Sequence[_Accuracies], seeds: int, tasks: int) -> Tensor:
     """The baselines as one float64 tensor (seeds, T)."""
     if len(baselines) != seeds or any(len(row) != tasks for row in baselines):
         raise UsageError(f"baselines must be one row of {tasks} accuracies per seed ({seeds}).")
     return torch.stack([_numbers(row) for row in baselines])
 
 
-def _numbers(row: Row) -> Tensor:
+def _numbers(row: _Accuracies) -> Tensor:
     numbers = torch.tensor([nan if value is None else float(value) for value in row], dtype=torch.float64)
     outside = numbers[(numbers < 0) | (numbers > 100)]
     if len(outside):

@@ -55,6 +55,8 @@ class Benchmark:
     """Makes the view of training images from `normalize` and a generator, e.g. `CropFlip`; None: `normalize` alone."""
     batches: Callable[[int, int, torch.Generator], Iterable[Tensor]] = shuffled
     """(samples, batch size, generator) -> the index batches of one epoch of a task."""
+    corruptible: ImageSet | None = None
+    """The test images of all tasks in the order of a published set of corruptions of them; None if there is none."""
     boundaries: bool = True
     """Whether a learner is told where tasks begin and end."""
 

@@ -32,14 +32,21 @@ def _of_classes(data: ImageSet, classes: Tensor) -> ImageSet:
     return ImageSet(data.images.index_select(0, chosen), data.labels.index_select(0, chosen))
 
 
-def _by_class(dataset: str, tasks: int, normalize: Normalize, random_view: RandomView | None) -> BenchmarkFunction:
-    """The function that makes a benchmark of `tasks` tasks, unless the config asks for another number."""
+def _by_class(
+    dataset: str, tasks: int, normalize: Normalize, random_view: RandomView | None, *, corrupted: bool = False
+) -> BenchmarkFunction:
+    """The function that makes a benchmark of `tasks` tasks, unless the config asks for another number.
+
+    `corrupted` says that corruptions of the test images are published, in the order of the test set.
+    """
 
     @needs(dataset)
     def benchmark(config: RunConfig, root: Path) -> Benchmark:
         data = shared_dataset(dataset, root)
         shape = tuple(data.train.images.shape[1:])
-        return Benchmark(data.classes, shape, split_by_class(data, config.tasks or tasks), normalize, random_view)
+        parts = split_by_class(data, config.tasks or tasks)
+        corruptible = data.test if corrupted else None
+        return Benchmark(data.classes, shape, parts, normalize, random_view, corruptible=corruptible)
 
     return benchmark
 
@@ -49,7 +56,7 @@ _CIFAR = Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
 _TINY = Normalize((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
 
 _mnist = _by_class("mnist", 5, Normalize(), None)
-_cifar10 = _by_class("cifar10", 5, _CIFAR, CropFlip)
+_cifar10 = _by_class("cifar10", 5, _CIFAR, CropFlip, corrupted=True)
 _cifar100 = _by_class("cifar100", 5, _CIFAR, CropFlip)
 _tinyimagenet = _by_class("tinyimagenet", 10, _TINY, CropFlip)
 

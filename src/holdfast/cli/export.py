@@ -48,17 +48,17 @@ def export_command(
     compared with those of the model.
     """
     import_plugins(plugin)
-    result = results.read(run, tensors=True)
+    result, weights = results.read(run), results.read_weights(run)
     config = result.config
-    if not result.weights:
+    if not weights:
         again = rerun_command(config, run.resolve())
-        raise HoldfastError(f"{run} keeps no weights, so there is no model to export. To get them: {again}")
+        raise HoldfastError(f"{run} has no weights, so there is no model to export. To get them: {again}")
     path = out or Path(
         f"{config.benchmark}-{config.method}-{config.fingerprint}{FORMATS[format_of(Path(), format or 'torch')]}"
     )
     kind = format_of(path, format)
     with data_progress():
-        model, benchmark = final_model(run, config, result.weights, data_root(data))
+        model, benchmark = final_model(run, config, weights, data_root(data))
     shown = benchmark.tasks[0].test.images[:SHOWN].cpu()
     noise = torch.randint(0, 256, shown.shape, dtype=torch.uint8, generator=generator(config.seed, "export"))
     images = torch.cat([shown, noise])

@@ -16,6 +16,7 @@ from rich import box
 from rich.table import Table as Grid
 
 from holdfast import experiments
+from holdfast.analysis import CorruptedImages
 from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
@@ -154,10 +155,11 @@ def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data:
     """Evaluate the runs whose robustness is asked for and not known yet on corrupted images."""
     cells = [cell for cell in experiment.cells if cell.metric in ROBUSTNESS]
     found = {config: known.get(config) for cell in cells for config in cell.configs(seeds)}
+    made = CorruptedImages()
     for config, stored in found.items():
         if stored is not None and not all(name in stored.measures for name in ROBUSTNESS):
             with errors.status(f"{config.title}: corruptions ..."):
-                experiments.measure_robustness(stored, data=data, device=device)
+                experiments.measure_robustness(stored, data=data, device=device, made=made)
 
 
 def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, jobs: int, device: str) -> None:
@@ -240,9 +242,9 @@ def _conclude(made: Table) -> None:
             tell(f"differs: {place}: {verdict.difference:+.{digits}f}, allowed {verdict.margin:.{digits}f}", output)
     for claim in experiments.claims(made.verdicts):
         if claim.checks:
-            held = f"{claim.held} of {len(claim.checks)} checks hold"
-            theirs = f"published: {claim.published_held} of {len(claim.published)}"
-            tell(f"claim {claim.name}: {claim.outcome}, {held} ({theirs})", output)
+            tell(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", output)
+            for where, numbers, _ in claim.exceptions:
+                tell(f"  except {where}: {numbers}", output)
 
 
 def _conclude_sweep(summary: Summary) -> None:

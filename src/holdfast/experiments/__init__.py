@@ -20,15 +20,16 @@ label with the unit, the number of decimals, and whether higher is better.
 An experiment of one's own: `register(Experiment(name, title, source, shows, cells))`.
 """
 
+from holdfast.analysis.claims import Check, Claim
 from holdfast.experiments import figures, tables  # noqa: F401 - importing them registers their experiments
 from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, register
-from holdfast.experiments.claims import Check, Claim, claims
+from holdfast.experiments.claims import claims
 from holdfast.experiments.measures import (
     MEASURES,
     ROBUSTNESS,
     Measure,
+    add_robustness,
     condensed,
-    keep_robustness,
     measure_robustness,
 )
 from holdfast.experiments.published import Published, published
@@ -52,11 +53,11 @@ __all__ = [
     "Stored",
     "Table",
     "Verdict",
+    "add_robustness",
     "assess",
     "claims",
     "condensed",
     "judge",
-    "keep_robustness",
     "kendall_tau",
     "load_results",
     "measure_robustness",

@@ -1,30 +1,26 @@
 """The paper's main claims, each checked by name on our means, with the numbers for and against it.
 
-A claim is a list of checks, one per setting (benchmark, buffer, number of tasks) that has the means it needs. It is
-**supported** if at least four in five of its checks hold, as "almost always" in the paper means (its own numbers meet
-the first claim in about nine of ten), **refuted** otherwise, and there is **not enough data** without a check. The same
-checks on the published numbers stand beside ours.
+A claim is a list of checks, one per setting (benchmark, buffer, number of tasks) that has the means it needs; it says
+in how many of them it holds. The same checks on the published numbers stand beside ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import isnan
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from holdfast.analysis.claims import Check, Claim
+from holdfast.analysis.overview import relative_gain
+from holdfast.config import RunConfig
 from holdfast.experiments.tables import APPROXIMATE, CLASS_IL, REGULARIZERS, STRICT
 from holdfast.experiments.verdicts import Verdict
 
-__all__ = ["CLAIMS", "Check", "Claim", "Finding", "claims"]
+__all__ = ["CLAIMS", "claims"]
 
-ENOUGH = 0.8
-"""Share of checks that must hold."""
 TOP = 3
 """Ranks that count as the top among ten regularizers; the published numbers have linf at 1 to 3."""
-
-Finding = Literal["supported", "refuted", "not enough data"]
 
 
 class Setting(NamedTuple):
@@ -35,52 +31,9 @@ class Setting(NamedTuple):
     tasks: int | None
 
     def __str__(self) -> str:
-        tasks = f", {self.tasks} tasks" if self.benchmark == "seq-cifar100" else ""
+        usual = self.tasks == RunConfig.preset(self.benchmark, "er").tasks
+        tasks = "" if usual else f", {self.tasks} tasks"
         return f"{self.benchmark}, buffer {self.buffer_size}{tasks}"
-
-
-class Check(NamedTuple):
-    """One comparison: where, the numbers in words, and whether the claim holds there."""
-
-    where: str
-    numbers: str
-    holds: bool
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper with its checks on our means, and on the published ones."""
-
-    name: str
-    statement: str
-    checks: tuple[Check, ...]
-    published: tuple[Check, ...]
-
-    @property
-    def outcome(self) -> Finding:
-        """Whether our means support it."""
-        return _outcome(self.checks)
-
-    @property
-    def published_outcome(self) -> Finding:
-        """Whether the published means of the same cells support it, by the same rule."""
-        return _outcome(self.published)
-
-    @property
-    def held(self) -> int:
-        """Checks that hold on our means."""
-        return sum(check.holds for check in self.checks)
-
-    @property
-    def published_held(self) -> int:
-        """Checks that hold on the published means."""
-        return sum(check.holds for check in self.published)
-
-
-def _outcome(checks: tuple[Check, ...]) -> Finding:
-    if not checks:
-        return "not enough data"
-    return "supported" if sum(check.holds for check in checks) >= ENOUGH * len(checks) else "refuted"
 
 
 Means = Mapping[Setting, Mapping[str, float]]
@@ -122,7 +75,9 @@ def _gain_grows_with_fewer_samples(means: Means) -> Iterator[Check]:
         common = [m for m in REGULARIZERS if m in means[few] and m in means[many]]
         if few == many or not common or "er" not in means[few] or "er" not in means[many]:
             continue
-        small, large = (100 * fmean(means[at][method] / means[at]["er"] - 1 for method in common) for at in (few, many))
+        small, large = (
+            fmean(relative_gain(means[at][method], means[at]["er"]) for method in common) for at in (few, many)
+        )
         numbers = f"gain {small:+.1f} % with {few.buffer_size} samples, {large:+.1f} % with {many.buffer_size}"
         yield Check(f"{benchmark}, {len(common)} regularizers", numbers, small > large)
 

@@ -8,21 +8,17 @@ from functools import partial
 from math import nan
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from holdfast import analysis, results
-from holdfast.analysis import SEVERITIES, Robustness
+from holdfast.analysis import CATEGORIES, SEVERITIES, CorruptedImages, Robustness
 from holdfast.analysis.runs import analyze_run, with_robustness
 from holdfast.data import data_root
 from holdfast.experiments.stored import Stored
 from holdfast.registry import Registry
 from holdfast.training import choose_device
 
-__all__ = ["CATEGORIES", "MEASURES", "ROBUSTNESS", "Measure", "condensed", "keep_robustness", "measure_robustness"]
+__all__ = ["MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
 
-CATEGORIES = ("noise", "blur", "weather", "digital")
-ROBUSTNESS = (*(f"robust_{name}" for name in CATEGORIES), "mra")
+BY_CATEGORY = {f"robust_{name}": name for name in CATEGORIES if name != "extra"}
+ROBUSTNESS = (*BY_CATEGORY, "mra")
 """Measures that need the weights and the data; `measure_robustness` computes them, once per run."""
 
 MOST_TASKS = 20
@@ -62,39 +58,20 @@ def _add(
     MEASURES.register(name, label)(Measure(name, label, tolerance, higher_is_better, decimals, compute))
 
 
-def _from_logits(compute: Callable[[Tensor, Tensor, list[list[int]]], float], stored: Stored) -> float:
-    """`compute` of the logits and labels of the whole test set and the classes of each task; NaN without logits."""
-    kept = stored.logits
-    if not kept:
-        return nan
-    tasks = range(sum(name.startswith("logits.") for name in kept))
-    labels = [kept[f"labels.{task}"] for task in tasks]
-    logits = torch.cat([kept[f"logits.{task}"] for task in tasks])
-    return compute(logits, torch.cat(labels), [sorted(set(task.tolist())) for task in labels])
+def _ece(stored: Stored) -> float:
+    found = stored.analysis and stored.analysis.calibration
+    return found.ece if found else nan
 
 
-def _task_probability(task: int, logits: Tensor, _: Tensor, classes: list[list[int]]) -> float:
+def _recency_gap(stored: Stored) -> float:
+    found = stored.analysis and stored.analysis.recency
+    return found.gap if found else nan
+
+
+def _task_probability(task: int, stored: Stored) -> float:
     """Share of belief that goes to the classes of a task; a negative number counts from the end."""
-    if len(classes) <= task or not _disjoint(classes):
-        return nan
-    return analysis.recency(logits, classes).task_probabilities[task]
-
-
-def _recency_gap(logits: Tensor, _: Tensor, classes: list[list[int]]) -> float:
-    return analysis.recency(logits, classes).gap if _disjoint(classes) else nan
-
-
-def _ece(logits: Tensor, labels: Tensor, _: list[list[int]]) -> float:
-    return analysis.calibration(logits, labels).ece
-
-
-def _disjoint(classes: list[list[int]]) -> bool:
-    """Whether tasks have classes of their own; recency means nothing otherwise."""
-    return sum(map(len, classes)) == len(set().union(*classes))
-
-
-def _not_computed(_: Stored) -> float:
-    return nan
+    found = stored.analysis and stored.analysis.recency
+    return found.task_probabilities[task] if found and task < len(found.task_probabilities) else nan
 
 
 _add("accuracy", "accuracy (%)", 1.0, lambda stored: stored.result.accuracy)
@@ -102,13 +79,13 @@ _add("task_il_accuracy", "Task-IL accuracy (%)", 1.0, lambda stored: stored.resu
 _add("forward_transfer", "forward transfer (points)", 1.0, lambda stored: stored.result.forward_transfer)
 _add("backward_transfer", "backward transfer (points)", 1.0, lambda stored: stored.result.backward_transfer)
 _add("forgetting", "forgetting (points)", 1.0, lambda stored: stored.result.forgetting, higher_is_better=False)
-_add("ece", "ECE (%)", 1.0, partial(_from_logits, _ece), higher_is_better=False)
-_add("recency_gap", "recency gap", 0.02, partial(_from_logits, _recency_gap), higher_is_better=False, decimals=3)
+_add("ece", "ECE (%)", 1.0, _ece, higher_is_better=False)
+_add("recency_gap", "recency gap", 0.02, _recency_gap, higher_is_better=False, decimals=3)
 _add(
     "last_task_probability",
     "probability of the last task",
     0.02,
-    partial(_from_logits, partial(_task_probability, -1)),
+    partial(_task_probability, -1),
     higher_is_better=False,
     decimals=3,
 )
@@ -117,12 +94,12 @@ for _task in range(MOST_TASKS):
         f"task_probability_{_task + 1}",
         f"probability of task {_task + 1}",
         0.02,
-        partial(_from_logits, partial(_task_probability, _task)),
+        partial(_task_probability, _task),
         decimals=3,
     )
-for _category in CATEGORIES:
-    _add(f"robust_{_category}", f"accuracy under {_category} (%)", 1.0, _not_computed)
-_add("mra", "mean robust accuracy (%)", 1.0, _not_computed)
+for _name, _category in BY_CATEGORY.items():
+    _add(_name, f"accuracy under {_category} (%)", 1.0, lambda _: nan)
+_add("mra", "mean robust accuracy (%)", 1.0, lambda _: nan)
 
 
 def measure_robustness(
@@ -131,37 +108,38 @@ def measure_robustness(
     data: Path | str | None = None,
     device: str = "auto",
     progress: Callable[[int, int, str], None] | None = None,
+    made: CorruptedImages | None = None,
 ) -> dict[str, float]:
-    """The measures in ROBUSTNESS of one run, in percent; kept beside its result, so that they are computed once.
+    """The measures in ROBUSTNESS of one run, in percent; stored beside its result, so that they are computed once.
 
-    The published CIFAR-10-C is used where it lies in the data root, else the corruptions are generated. Empty where
-    the run's weights were not kept.
+    The published CIFAR-10-C is used where it lies in the data root, else the corruptions are generated; calls that are
+    given the same `made` share those. Empty where there are no weights.
     """
     if all(name in stored.measures for name in ROBUSTNESS):
         return {name: stored.measures[name] for name in ROBUSTNESS}
-    if stored.path.name != results.RESULT:
+    if stored.folder is None:
         return {}
     (run,) = with_robustness(
-        [analyze_run(stored.path.parent)], data_root(data), device=choose_device(device), progress=progress
+        [analyze_run(stored.folder)], data_root(data), device=choose_device(device), progress=progress, made=made
     )
-    return {} if run.robustness is None else keep_robustness(stored, run.robustness)
+    return {} if run.robustness is None else add_robustness(stored, run.robustness)
 
 
-def keep_robustness(stored: Stored, found: Robustness) -> dict[str, float]:
-    """Keep what an evaluation found beside the result, if it was of all corruptions and severities; returns that."""
+def add_robustness(stored: Stored, found: Robustness) -> dict[str, float]:
+    """Store the measures of an evaluation beside the result, if it was of all corruptions and severities."""
     if found.mra is None or tuple(found.severities) != tuple(SEVERITIES):
         return {}
-    measures = {f"robust_{category}": found.per_category[category] for category in CATEGORIES} | {"mra": found.mra}
+    measures = {name: found.per_category[category] for name, category in BY_CATEGORY.items()} | {"mra": found.mra}
     stored.add_measures(measures)
     return measures
 
 
 def condensed(stored: Stored) -> dict[str, object]:
-    """The result as JSON with its measures inside, for keeping results without their logits and weights.
+    """The result as JSON with its measures inside, for storing results without their logits and weights.
 
     `load_results` reads such a file, of any name ending in .json, like a result folder.
     """
     found = {name: measure.of(stored) for name, measure in MEASURES.items()}
     from_matrices = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
-    kept = {name: round(value, 6) for name, value in found.items() if value == value and name not in from_matrices}
-    return {**stored.result.to_json(), **({"measures": kept} if kept else {})}
+    measures = {name: round(value, 6) for name, value in found.items() if value == value and name not in from_matrices}
+    return {**stored.result.to_json(), **({"measures": measures} if measures else {})}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 from holdfast import results
-from holdfast.analysis.kept import ANALYSIS
+from holdfast.analysis.runs import RunAnalysis, analyze_run
+from holdfast.analysis.store import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.files import replacing
-from holdfast.results import RunResult
+from holdfast.results import RunResult, checked, read_json, write_json
 
 __all__ = ["MEASURES_FILE", "Results", "Skipped", "Stored", "load_results"]
 
@@ -38,38 +35,45 @@ class Stored:
     result: RunResult
     path: Path
     """The JSON file it was read from."""
-    kept: dict[str, float] = field(default_factory=dict)
-    """Measures written into the JSON itself, as `condensed` does for results kept without their logits."""
+    embedded: dict[str, float] = field(default_factory=dict)
+    """Measures inside the JSON itself, where `condensed` puts them."""
 
     @property
     def config(self) -> RunConfig:
         """The run this is the result of."""
         return self.result.config
 
+    @property
+    def folder(self) -> Path | None:
+        """The result folder with its logits and weights; None for a single file."""
+        return self.path.parent if self.path.name == results.RESULT else None
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the logits of the test sets are beside the result."""
+        return self.folder is not None and (self.folder / results.LOGITS).exists()
+
     @cached_property
-    def logits(self) -> dict[str, Tensor]:
-        """Logits and labels of the final model by test set; empty where they were not kept."""
-        if not (self.path.parent / results.LOGITS).exists() or self.path.name != results.RESULT:
-            return {}
-        return results.read(self.path.parent, tensors=True).logits
+    def analysis(self) -> RunAnalysis | None:
+        """What its logits say; None where there are none. Raises if they are damaged."""
+        return analyze_run(self.path.parent) if self.has_logits else None
 
     @cached_property
     def measures(self) -> dict[str, float]:
         """Numbers of analyses carried out before, by name of the measure."""
         beside = self.path.with_name(MEASURES_FILE)
-        if self.path.name != results.RESULT or not beside.exists():
-            return dict(self.kept)
+        if self.folder is None or not beside.exists():
+            return dict(self.embedded)
         try:
-            return {**self.kept, **_numbers(results.parse_json(beside.read_text("utf-8")))}
-        except (OSError, ValueError, TypeError, OverflowError) as error:
+            return {**self.embedded, **checked(dict[str, float], read_json(beside), "measures")}
+        except (OSError, ValueError) as error:
             raise HoldfastError(f"{beside} is not readable: {error}. Remove it to have it computed again.") from error
 
     def add_measures(self, measures: dict[str, float]) -> None:
-        """Add numbers of an analysis, and keep them beside the result, whole or not at all."""
+        """Add numbers of an analysis, and store them beside the result, whole or not at all."""
         self.measures.update(measures)
-        # Somebody else's folder may be read-only, and they can be computed again.
-        with suppress(OSError), replacing(self.path.with_name(MEASURES_FILE)) as scratch:
-            scratch.write_text(json.dumps(self.measures, indent=1) + "\n", encoding="utf-8")
+        with suppress(OSError):  # Somebody else's folder may be read-only, and they can be computed again.
+            write_json(self.path.with_name(MEASURES_FILE), self.measures)
 
 
 class Skipped(NamedTuple):
@@ -85,6 +89,22 @@ class Results:
 
     by_fingerprint: dict[str, Stored] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+
+    def skip(self, path: Path, reason: object) -> None:
+        """Add a file to those skipped. Its name may be no text: what cannot be shown is spelled out."""
+        self.skipped.append(Skipped(Path(_visible(path)), _visible(reason)))
+
+    def sound(self) -> Results:
+        """The results whose measures and logits can be read; the others are skipped."""
+        found = Results(skipped=list(self.skipped))
+        for fingerprint, stored in self.by_fingerprint.items():
+            try:
+                _ = stored.measures, stored.analysis
+            except HoldfastError as error:
+                found.skip(stored.path, error)
+            else:
+                found.by_fingerprint[fingerprint] = stored
+        return found
 
     def __len__(self) -> int:
         return len(self.by_fingerprint)
@@ -120,12 +140,12 @@ def load_results(*folders: Path) -> Results:
     found = Results()
     for path in _files(folders):
         if path.suffix != ".json":
-            found.skipped.append(Skipped(path, "not a result"))
+            found.skip(path, "not a result")
             continue
         try:
             stored = _read(path)
         except HoldfastError as error:
-            found.skipped.append(Skipped(path, str(error)))
+            found.skip(path, error)
         else:
             found.by_fingerprint.setdefault(stored.config.fingerprint, stored)
     return found
@@ -143,23 +163,20 @@ def _files(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _read(path: Path) -> Stored:
     try:
-        values = results.parse_json(path.read_bytes())
+        values = read_json(path)
+        if not isinstance(values, dict) or "config" not in values or "accuracy_matrix" not in values:
+            raise HoldfastError("not a result")
+        if values.get("protocol") != PROTOCOL:
+            raise HoldfastError(f"of protocol {values.get('protocol')}; this version computes protocol {PROTOCOL}")
+        measures = checked(dict[str, float], values.get("measures", {}), "measures")
+        stored = Stored(RunResult.from_json(values), path, measures)
     except (OSError, ValueError) as error:
         raise HoldfastError(f"damaged: {error}") from None
-    if not isinstance(values, dict) or "config" not in values or "accuracy_matrix" not in values:
-        raise HoldfastError("not a result")
-    if values.get("protocol") != PROTOCOL:
-        raise HoldfastError(f"of protocol {values.get('protocol')}; this version computes protocol {PROTOCOL}")
-    try:
-        stored = Stored(RunResult.from_json(values), path, _numbers(values.get("measures", {})))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise HoldfastError(f"damaged: {type(error).__name__}: {error}") from None
     if values.get("fingerprint") != stored.config.fingerprint:
         raise HoldfastError("its settings do not belong to its fingerprint; it was edited or is of another version")
     return stored
 
 
-def _numbers(values: Any) -> dict[str, float]:
-    if not isinstance(values, dict):
-        raise ValueError("measures are not a mapping")
-    return {str(name): float(value) for name, value in values.items()}
+def _visible(text: object) -> str:
+    """The text with control characters and what is no UTF-8 spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import isnan, nan, sqrt
-from statistics import fmean, stdev
 
 from holdfast.experiments.base import Cell, Derived, Experiment
 from holdfast.experiments.measures import MEASURES, Measure
 from holdfast.experiments.published import PUBLISHED_RUNS, Published
 from holdfast.experiments.stored import Results, Stored
+from holdfast.metrics import mean_std
 
 __all__ = ["Rank", "Table", "Verdict", "assess", "judge", "kendall_tau", "margin", "student_t"]
 
@@ -165,8 +165,7 @@ def judge(cell: Cell, runs: Sequence[Stored | None]) -> Verdict:
     read = [(stored, measure.of(stored)) for stored in runs if stored is not None]
     usable = [(stored, value) for stored, value in read if not isnan(value)]
     values = tuple(value for _, value in usable)
-    mean = fmean(values) if values else nan
-    std = stdev(values) if len(values) > 1 else nan
+    mean, std = mean_std(values)
     allowed, difference, agrees = nan, nan, None
     if values and cell.published is not None:
         difference = mean - cell.published.mean

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from holdfast.analysis import CATEGORIES, CORRUPTIONS, Estimate
-from holdfast.analysis.runs import Findings, Summary
+from holdfast.analysis.findings import Findings, Summary
 from holdfast.report.charts import Chart, Draw, ranking
 from holdfast.report.draw.analyses import draw_recency, draw_reliability, draw_robustness, draw_tasks
 from holdfast.report.draw.canvas import save_figure

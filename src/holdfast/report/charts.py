@@ -8,8 +8,8 @@ from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING
 
+from holdfast.analysis.comparisons import Comparison
 from holdfast.experiments import Table
-from holdfast.report.comparisons import Comparison
 from holdfast.report.draw.runs import draw_dots, draw_heatmaps, draw_lines, task_ticks
 from holdfast.report.numbers import Numbers
 from holdfast.report.series import (

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.analysis.runs import Findings
+from holdfast.analysis.claims import Claim
+from holdfast.analysis.comparisons import Comparison, comparisons
+from holdfast.analysis.findings import Findings
 from holdfast.config import RunConfig
-from holdfast.experiments import Claim, Experiment, Results, Table, claims
+from holdfast.experiments import Experiment, Results, Table, claims
 from holdfast.report.analyses import analysis_charts
 from holdfast.report.charts import Chart, comparison_charts, matrix_charts, score_charts, table_charts
-from holdfast.report.comparisons import Comparison, comparisons
 from holdfast.report.draw.canvas import inline_svg
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
 from holdfast.report.numbers import Numbers
@@ -238,7 +239,7 @@ def _analysis_sections(analyses: Sequence[Findings], gallery: _Gallery) -> list[
             title=f"Can it be trusted? {name}",
             about=_about(found),
             figures=gallery.draw(analysis_charts(found).values()),
-            notes=[f"{'✓' if claim.holds else '✗'} {claim.text}: {claim.detail}" for claim in found.claims],
+            notes=[f"{claim.statement}: {claim.outcome} ({claim.detail})" for claim in found.claims],
         )
         for name, found in zip(names, analyses, strict=True)
     ]
@@ -276,12 +277,11 @@ def _tiles(
     ]
     if filled:
         agree, differ = (sum(table.count(status) for table in filled) for status in ("agrees", "differs"))
-        supported = sum(claim.outcome == "supported" for claim in found)
         tiles += [
             ("experiments covered", str(len(filled)), f"of {len(tables)}"),
             ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ:,} compared"),
             ("cells that differ", f"{differ:,}", ""),
-            ("claims supported", str(supported), f"of {len(found)}"),
+            ("claims that always hold", str(sum(claim.holds for claim in found)), f"of {len(found)}"),
         ]
     tiles.append(("compute", duration(sum(stored.result.seconds for stored in results)), ""))
     return [*tiles, ("files skipped", f"{len(results.skipped):,}", "")] if results.skipped else tiles

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.analysis.kept import ANALYSIS, read_findings
-from holdfast.analysis.runs import Findings, analyze_run
+from holdfast.analysis.comparisons import comparisons
+from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.store import ANALYSIS, read_findings
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.experiments import EXPERIMENTS, Results, Skipped, Stored, Table, assess, load_results
+from holdfast.experiments import EXPERIMENTS, Results, Table, assess, load_results
 from holdfast.files import replacing
 from holdfast.registry import unknown_name
 from holdfast.report import tables
 from holdfast.report.charts import comparison_charts, score_charts, table_charts
-from holdfast.report.comparisons import compare, comparisons
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.page import html_page
 from holdfast.report.runs import run_numbers
-from holdfast.results import LOGITS, RESULT
 
 __all__ = [
     "FORMATS",
@@ -48,7 +47,7 @@ def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]
         try:
             found += read_findings(path)
         except HoldfastError as error:
-            results.skipped.append(Skipped(path, str(error)))
+            results.skip(path, error)
     return found
 
 
@@ -70,7 +69,10 @@ def render_report(
         raise unknown_name("format", format, list(FORMATS))
     results, made = _assess(results, experiment)
     if format == "html":
-        results, found = _analyze(results) if analyses else (results, [])
+        found: list[Findings] = []
+        if analyses:
+            results = results.sound()
+            found = compare(stored.analysis for stored in results if stored.analysis)
         title = f"Holdfast: {experiment}" if experiment else "Holdfast report"
         return html_page(results, made, [*found, *kept], title=title)
     filled = [table for table in made if experiment or table.count("missing") < len(table.verdicts)]
@@ -111,11 +113,7 @@ def write_figures(results: Results, folder: Path, experiment: str | None = None)
 
 def runs_with_logits(results: Results) -> int:
     """How many results have the logits that `analyses` needs."""
-    return sum(map(_has_logits, results))
-
-
-def _has_logits(stored: Stored) -> bool:
-    return stored.path.name == RESULT and (stored.path.parent / LOGITS).exists()
+    return sum(stored.has_logits for stored in results)
 
 
 def _assess(results: Results, experiment: str | None) -> tuple[Results, list[Table]]:
@@ -124,26 +122,5 @@ def _assess(results: Results, experiment: str | None) -> tuple[Results, list[Tab
     try:
         return results, [assess(one, results) for one in wanted]
     except HoldfastError:
-        sound = _without(results, lambda stored: (stored.measures, stored.logits))
+        sound = results.sound()
         return sound, [assess(one, sound) for one in wanted]
-
-
-def _analyze(results: Results) -> tuple[Results, list[Findings]]:
-    """What the logits beside the results say, and the results without those whose logits are damaged."""
-    runs = []
-    sound = _without(
-        results, lambda stored: runs.append(analyze_run(stored.path.parent)) if _has_logits(stored) else None
-    )
-    return sound, compare(runs)
-
-
-def _without(results: Results, check: Callable[[Stored], Any]) -> Results:
-    """The results for which `check` raises no error; the others join the skipped."""
-    sound, skipped = {}, list(results.skipped)
-    for fingerprint, stored in results.by_fingerprint.items():
-        try:
-            check(stored)
-            sound[fingerprint] = stored
-        except HoldfastError as error:
-            skipped.append(Skipped(stored.path, str(error)))
-    return Results(sound, skipped)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from math import isnan
 from typing import Any
 
+from holdfast.analysis.comparisons import Variant, variants
 from holdfast.config import RunConfig
-from holdfast.report.comparisons import Variant, mean_std, variants
+from holdfast.metrics import mean_std
 from holdfast.report.numbers import Numbers, Value
 from holdfast.report.tables import METRICS
 from holdfast.report.text import count, plus_minus

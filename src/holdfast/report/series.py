@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.analysis.comparisons import Comparison, Variant
 from holdfast.experiments import Verdict
-from holdfast.report.comparisons import Comparison, Variant, mean_std
+from holdfast.metrics import mean_std
 from holdfast.report.numbers import Numbers
 from holdfast.report.text import plus_minus
 

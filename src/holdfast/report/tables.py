@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 
+from holdfast.analysis.comparisons import Comparison
 from holdfast.experiments import EXPERIMENTS, MEASURES, Experiment, Results, Table, Verdict, assess
+from holdfast.metrics import mean_std
 from holdfast.report import text
-from holdfast.report.comparisons import Comparison, mean_std
 from holdfast.report.numbers import Numbers
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Results of runs: what they are, and how they are written to and read from files."""
 
 from holdfast.results.result import RunResult, environment
-from holdfast.results.schema import checked, parse_json, read_json
+from holdfast.results.schema import checked, parse_json, read_json, write_json
 from holdfast.results.store import (
     LOGITS,
     RESULT,
@@ -29,4 +29,5 @@ __all__ = [
     "read_logits",
     "read_weights",
     "save",
+    "write_json",
 ]

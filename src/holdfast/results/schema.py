@@ -7,14 +7,16 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from holdfast.config import RunConfig
+from holdfast.files import replacing
 
-__all__ = ["checked", "parse_json", "read_json"]
+__all__ = ["checked", "parse_json", "read_json", "write_json"]
 
 MOST_BYTES = 64 << 20
 """A larger JSON file is none of ours."""
@@ -32,7 +34,7 @@ def read_json(path: Path) -> Any:
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is not a regular file")
+            raise OSError("it is not a regular file")
         with open(handle, "rb", closefd=False) as file:
             content = file.read(MOST_BYTES + 1)
     finally:
@@ -40,6 +42,12 @@ def read_json(path: Path) -> Any:
     if len(content) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
     return parse_json(content)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write the values to `path`, whole or not at all; raises an OSError. Its folder is made if need be."""
+    with replacing(path) as scratch:
+        scratch.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -58,9 +66,11 @@ def checked(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`, or a ValueError that says which part of `where` is wrong.
 
     A kind is a type as in annotations: numbers (finite, below 2**63), str (no lone surrogates), None, Literal, unions,
-    lists, tuples (from lists), dicts, and dataclasses (from dicts; entries that are no fields are ignored).
+    lists, tuples (from lists), dicts, Any, and dataclasses (from dicts; entries that are no fields are ignored).
     """
     origin, parts = get_origin(kind) or kind, get_args(kind)
+    if kind is Any:
+        return value
     if origin in (Union, UnionType):
         return _one_of(parts, value, where)
     if origin is Literal and value in parts:
@@ -93,7 +103,7 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
-    hints, found = get_type_hints(kind), {}
+    hints, found = _hints(kind), {}
     for field in fields(kind):
         if field.name in value:
             found[field.name] = checked(hints[field.name], value[field.name], f"{where}.{field.name}")
@@ -102,13 +112,18 @@ def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
     return kind(**found)
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _config(value: dict[str, Any], where: str) -> RunConfig:
     """A config checks the range of its numbers, but neither its texts nor how large a number may be."""
     try:
         config = RunConfig.from_dict(value)
     except (TypeError, AttributeError, KeyError, OverflowError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-    for name, kind in get_type_hints(RunConfig).items():
+    for name, kind in _hints(RunConfig).items():
         checked(kind, getattr(config, name), f"{where}.{name}")
     return config
 

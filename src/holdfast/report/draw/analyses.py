@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from holdfast.analysis import CATEGORIES, CORRUPTIONS, SEVERITIES, Calibration, Estimate, contact_sheet
-from holdfast.analysis.runs import Summary
+from holdfast.analysis.findings import Summary
 from holdfast.errors import HoldfastError
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
 from holdfast.report.draw.runs import draw_cells, plot_line, task_ticks

@@ -21,7 +21,6 @@ __all__ = [
     "VARIANTS",
     "Style",
     "looks",
-    "method_order",
     "method_style",
     "theme_colors",
 ]
@@ -131,12 +130,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "holdfast",  # the same figure is the same file
 }
 """Settings of matplotlib for every figure."""
-
-
-def method_order(methods: Iterable[str]) -> list[str]:
-    """The methods without repetition: the paper's in its order, then the others by name."""
-    found = set(methods)
-    return [*(name for name in METHODS if name in found), *sorted(found - METHODS.keys())]
 
 
 def method_style(method: str, others: Iterable[str] = ()) -> Style:

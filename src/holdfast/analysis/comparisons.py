@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import isnan
-from statistics import fmean, stdev
 
-from holdfast.analysis.runs import Findings, RunAnalysis, findings, summarize
 from holdfast.config import RunConfig
-from holdfast.report.draw.style import method_order
 from holdfast.results import RunResult
 
-__all__ = ["Comparison", "Variant", "compare", "comparisons", "mean_std", "variants"]
+__all__ = ["METHODS", "Comparison", "Variant", "comparisons", "method_order", "variants"]
+
+METHODS = ("joint", "sgd", "er", "l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")
+"""The paper's methods in the order in which they are shown: bounds, er, strict regularizers, approximate ones."""
 
 WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""
@@ -52,14 +52,10 @@ class Comparison:
     variants: tuple[Variant, ...]
 
 
-def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; NaN where there are too few values.
-
-    >>> mean_std([1.0, 3.0])
-    (2.0, 1.4142135623730951)
-    """
-    nan = float("nan")
-    return (fmean(values) if values else nan), (stdev(values) if len(values) > 1 else nan)
+def method_order(methods: Iterable[str]) -> list[str]:
+    """The methods without repetition: the paper's in its order, then the others by name."""
+    found = set(methods)
+    return [*(name for name in METHODS if name in found), *sorted(found.difference(METHODS))]
 
 
 def variants(results: Iterable[RunResult]) -> list[Variant]:
@@ -154,19 +150,4 @@ def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
         if isinstance(value, int | float)
         else (value is not None, 0.0, str(value))
         for value in values
-    ]
-
-
-def compare(runs: Sequence[RunAnalysis]) -> list[Findings]:
-    """The runs in comparisons: one for each benchmark, setting and buffer size; a summary for each config in it."""
-    by_fingerprint = {run.config.fingerprint: run for run in runs}
-    return [
-        findings(
-            comparison.title,
-            [
-                summarize(variant.label, [by_fingerprint[result.config.fingerprint] for result in variant.results])
-                for variant in comparison.variants
-            ],
-        )
-        for comparison in comparisons(run.result for run in by_fingerprint.values())
     ]

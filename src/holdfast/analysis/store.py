@@ -1,0 +1,104 @@
+"""Findings <-> analysis.json, which a report can show where logits and weights are no longer there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from holdfast.analysis.corruptions import CORRUPTIONS, SEVERITIES
+from holdfast.analysis.findings import Findings, Summary
+from holdfast.analysis.transfer import Estimate
+from holdfast.errors import DataError, HoldfastError
+from holdfast.results import checked, read_json, write_json
+
+__all__ = ["ANALYSIS", "read_findings", "write_findings"]
+
+ANALYSIS = "analysis.json"
+"""The name of the file with the numbers of an analysis."""
+
+ROUNDING = 1e-9
+
+
+def write_findings(path: Path, findings: Iterable[Findings], **about: Any) -> dict[str, Any]:
+    """Write an analysis with what is told `about` it to `path`, whole or not at all; returns what was written."""
+    values = {**about, "comparisons": [found.to_json() for found in findings]}
+    try:
+        write_json(path, values)
+    except OSError as error:
+        raise HoldfastError(f"{path} could not be written: {error.strerror or error}.") from error
+    return values
+
+
+def read_findings(path: Path) -> list[Findings]:
+    """The comparisons in the file `path`; a DataError if it is damaged or something else."""
+    try:
+        values = checked(dict[str, Any], read_json(path), "analysis")
+        comparisons = checked(list[dict[str, Any]], values.get("comparisons"), "comparisons")
+        return [_findings(comparison, f"comparisons[{number}]") for number, comparison in enumerate(comparisons)]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not an analysis that this version reads: {error}. Make it again.") from error
+
+
+def _findings(values: dict[str, Any], where: str) -> Findings:
+    """The schema is that of the classes; a config stands for all seeds. Gains and claims are computed again."""
+    methods = checked(list[dict[str, Any]], values.get("methods"), f"{where}.methods")
+    for method in methods:
+        method["config"] = {**checked(dict[str, Any], method.get("config"), f"{where}.config"), "seed": 0}
+    found: Findings = checked(Findings, {**values, "summaries": methods}, where)
+    labels = [summary.label for summary in found.summaries]
+    _require(0 < len(labels) == len(set(labels)), f"{where} has no methods, or two of one name")
+    for summary in found.summaries:
+        _check_summary(summary, f"{where}, {summary.label}")
+    recencies = [len(summary.recency.task_probabilities) for summary in found.summaries if summary.recency]
+    _require(len(set(recencies)) <= 1, f"the methods of {where} have different numbers of tasks")
+    robust = [summary.robustness for summary in found.summaries if summary.robustness]
+    alike = {(one.source, one.severities, tuple(one.accuracy), one.mra is None) for one in robust}
+    _require(len(alike) <= 1, f"the methods of {where} were tested on different corruptions")
+    return found
+
+
+def _check_summary(one: Summary, where: str) -> None:
+    """Raise a ValueError where numbers are out of range or do not belong together: figures are drawn from them."""
+    found = one.transfer
+    _require(len(one.seeds) > 0, f"{where} has no seeds")
+    _require({len(curve) for curve in found.curves} == {len(found.curves)}, f"{where}: its curves are no table")
+    _in_range(0, 100, where, one.accuracy, one.ece, one.mce, one.mra, *(cell for row in found.curves for cell in row))
+    _in_range(-100, 100, where, found.accuracy, found.forward_transfer, found.backward_transfer, found.forgetting)
+    _in_range(-1, 1, where, one.recency_gap)
+    if (bins := one.calibration) is not None:
+        _in_range(0, 100, where, bins.ece, bins.mce)
+        _in_range(0, 1 + ROUNDING, where, *bins.confidence, *bins.accuracy)
+        _require({len(bins.confidence), len(bins.accuracy), len(bins.count)} == {bins.bins}, f"{where}: not all bins")
+        _require(min(bins.count, default=-1) >= 0 < sum(bins.count), f"{where}: its bins are empty")
+    if (bias := one.recency) is not None:
+        _in_range(-1, 1, where, bias.gap)
+        _in_range(0, 1 + ROUNDING, where, *bias.task_probabilities, *bias.prediction_shares)
+        _require(1 < len(bias.task_probabilities) == len(bias.prediction_shares), f"{where}: recency of no tasks")
+    if (robust := one.robustness) is not None:
+        _in_range(0, 100, where, robust.clean, robust.mra, *robust.per_corruption.values())
+        _in_range(0, 100, where, *robust.per_category.values(), *(v for row in robust.accuracy.values() for v in row))
+        _require(0 < len(robust.severities) == len(set(robust.severities) & set(SEVERITIES)), f"{where}: severities")
+        names = set(robust.accuracy)
+        _require(set() < names <= set(CORRUPTIONS) and names == set(robust.per_corruption), f"{where}: corruptions")
+        _require(set(robust.per_category) == {CORRUPTIONS[name].category for name in names}, f"{where}: categories")
+        lengths = {len(values) for values in robust.accuracy.values()}
+        _require(lengths == {len(robust.severities)}, f"{where}: not every severity")
+
+
+def _in_range(low: float, high: float, where: str, *values: Estimate | float | None) -> None:
+    for value in values:
+        parts = (value.mean, value.low, value.high) if isinstance(value, Estimate) else (value,)
+        for number in parts:
+            _require(number is None or low <= number <= high, f"{where}: {number} is not in {low}..{high}")
+        if isinstance(value, Estimate) and not (value.low is None and value.high is None):
+            _require(value.low is not None and value.high is not None, f"{where}: an interval with one end")
+            ordered = (value.low or 0.0) - ROUNDING <= value.mean <= (value.high or 0.0) + ROUNDING
+            _require(ordered, f"{where}: a mean outside its interval")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
