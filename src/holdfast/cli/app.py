@@ -1,20 +1,26 @@
-"""The command itself: shared options, and errors turned into one sentence and an exit code."""
+"""The command itself: options that several commands share, and errors as one sentence and an exit code."""
 
 from __future__ import annotations
 
-import importlib
+import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 import holdfast
+from holdfast import _startup
 from holdfast.display import errors, replace_unknown_signs
 from holdfast.errors import HoldfastError
+from holdfast.plugins import import_plugins
 
-__all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
+__all__ = ["DataRoot", "Device", "Json", "ListCommand", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
 
 app = typer.Typer(
     help="Networks that keep what they learned: experience replay with consistency regularization.",
@@ -40,14 +46,12 @@ Plugins = Annotated[
 Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 
 
-def import_plugins(names: list[str] | None) -> None:
-    """Import modules that register regularizers, learners or benchmarks; the current folder counts."""
-    sys.path.insert(0, "")
-    for name in names or []:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise HoldfastError(f"plugin '{name}' could not be imported: {error}.") from error
+class ListCommand(TyperCommand):
+    """A command with a list of arguments; its help leaves out their type, which is Python's and not the reader's."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The text of --help."""
+        return re.sub(r" <list\[\w+\]>", "", super().get_help(ctx))
 
 
 @app.callback(invoke_without_command=True)
@@ -61,10 +65,37 @@ def main() -> None:
     """The `holdfast` command: errors become one sentence and an exit code."""
     replace_unknown_signs()
     try:
-        app()
+        _startup.started()
+        with _flushed():
+            app()
     except HoldfastError as error:
-        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except KeyboardInterrupt:
         errors.print("stopped.")
         sys.exit(130)
+    except OSError as error:
+        _end(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}.")
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has an exception of its own only for the memory of a GPU.
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0] or "Python has none left."
+        _end(f"there is not enough memory: {reason} Choose a smaller buffer, batch or network.")
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Write standard output at the end of the block, where a full disk can still be told."""
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
+            raise
+
+
+def _end(message: str, code: int = 1) -> None:
+    errors.print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(code)
