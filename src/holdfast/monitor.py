@@ -184,7 +184,7 @@ class ForgettingMonitor:
 
     def figure(self, title: str = "") -> Figure:
         """The scores over steps, one line per slice; rings mark the readings that gave a warning."""
-        from holdfast.report.histories import draw_history
+        from holdfast.report.draw.history import draw_history
 
         return draw_history(self.rows(), title=title)
 
