@@ -64,7 +64,7 @@ def test_the_same_normalize_serves_again():
 
 @pytest.mark.parametrize(("mean", "std"), [(MEAN, None), (None, STD)])
 def test_mean_and_std_belong_together(mean, std):
-    with pytest.raises(UsageError, match="together"):
+    with pytest.raises(UsageError, match="give both mean and std"):
         Normalize(mean, std)
 
 

@@ -1,11 +1,15 @@
 """The command line as a user meets it: what it prints where, its exit codes, and never a traceback."""
 
+import errno
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from holdfast import results
 from holdfast.cli import main
 from holdfast.regularizers import REGULARIZERS
 
@@ -87,6 +91,9 @@ def test_the_same_config_gives_the_same_numbers_again(holdfast):
         (["run", "rot-mnist", "mse", "--set", "model=resnet"], 2, "unknown model 'resnet': did you mean 'resnet18'?"),
         (["run", "seq-mnist", "mse", "--tasks", "3"], 2, "10 classes cannot be split into 3 equal tasks"),
         (["run", "rot-mnist", "mse", "--plugin", "no_such_module"], 1, "plugin 'no_such_module' could not be imported"),
+        (["run", "rot-mnist", "mse", "--plugin", ""], 2, "'' is not the name of a Python module"),
+        (["run", "rot-mnist", "mse", "--threads", "100000"], 2, "--threads"),
+        (["run", "rot-mnist", "sgd", "--buffer-size", "50"], 2, "method 'sgd' stores no samples: leave out --buffer"),
         (["run", "rot-mnist"], 2, "Missing argument"),
         (["run", "rot-mnist", "mse", "--no-such-option"], 2, "No such option"),
         (["list", "methodes"], 2, "did you mean 'methods'?"),
@@ -116,6 +123,63 @@ def test_an_output_folder_that_cannot_be_written_is_found_out_before_training(ho
     code, _, err = holdfast("run", "rot-mnist", "mse", "--out", "taken")
     assert code == 1
     assert "nothing can be written to taken" in err
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_finished_run_on_a_full_disk_is_saved_elsewhere(holdfast, tmp_path, monkeypatch):
+    """Hours of training must not be lost for want of room at their end."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "elsewhere"))
+    write = results.store._write
+    monkeypatch.setattr(
+        results.store, "_write", lambda result, out: full() if out.name == "runs" else write(result, out)
+    )
+    code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK)
+    assert code == 1
+    assert "accuracy (%)" in out
+    assert "the result could not be written to runs: No space left on device" in err
+    (folder,) = (tmp_path / "elsewhere").glob("*/*")
+    assert f"saved to {folder} instead; move it to runs" in err
+    assert results.read(folder, tensors=True).weights
+
+
+def test_a_finished_run_that_can_be_saved_nowhere_prints_its_numbers(holdfast, monkeypatch):
+    monkeypatch.setattr(results.store, "_write", full)
+    code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--json")
+    assert code == 1
+    assert 0 <= json.loads(out)["accuracy"] <= 100
+    assert "could not be saved anywhere" in err
+
+
+def test_a_folder_for_results_that_is_gone_at_the_end_is_made_anew(holdfast, tmp_path, monkeypatch):
+    save = results.save
+
+    def gone(result, out):
+        shutil.rmtree(out)
+        return save(result, out)
+
+    monkeypatch.setattr(results, "save", gone)
+    assert holdfast("run", "rot-mnist", "mse", *QUICK, "--out", "some/where")[0] == 0
+    assert len(list((tmp_path / "some" / "where").glob("*/result.json"))) == 1
+
+
+def test_output_that_cannot_be_written():
+    with Path("/dev/full").open("w") as device:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", "list"], stdout=device, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be used: No space left on device.\n"
+
+
+def test_a_buffer_larger_than_the_memory(holdfast):
+    code, _, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--buffer-size", str(10**14))
+    assert code == 1
+    assert "there is not enough memory" in err
+    assert "Choose a smaller buffer" in err
 
 
 def test_data_that_is_not_there_says_which_file_to_put_where(holdfast, tmp_path, monkeypatch):

@@ -13,9 +13,10 @@ import pytest
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import load_results
 from holdfast.sweep import Job, sweep
-from holdfast.sweep import cluster as cluster_module
-from holdfast.sweep.claims import HEARTBEAT
-from holdfast.sweep.cluster import RayEngine, Remote
+from holdfast.sweep import remote as remote_module
+from holdfast.sweep.cluster import RayRunner
+from holdfast.sweep.leases import HEARTBEAT
+from holdfast.sweep.remote import Remote
 from test_sweep import GRID, HOPELESS, inline, leftovers, matrices, same, tiny
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'holdfast[cluster]'")
@@ -30,7 +31,7 @@ def test_unreachable_address_is_told_at_once(tmp_path):
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(HoldfastError, match=rf"the Ray cluster at {address} cannot be reached: Connection refused"):
-            sweep(GRID, tmp_path, engine=RayEngine(address), device="cpu")
+            sweep(GRID, tmp_path, runner=RayRunner(address), device="cpu")
     assert time.monotonic() - began < 15
     assert leftovers(tmp_path) == []
 
@@ -38,17 +39,17 @@ def test_unreachable_address_is_told_at_once(tmp_path):
 @pytest.mark.parametrize("address", ["somewhere", "host:port", "ray://host"])
 def test_address_that_is_none(tmp_path, address):
     with pytest.raises(UsageError, match=r"--address must be host:port, ray://host:port or auto"):
-        sweep(GRID, tmp_path, engine=RayEngine(address), device="cpu")
+        sweep(GRID, tmp_path, runner=RayRunner(address), device="cpu")
 
 
 def test_no_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"install the extra 'cluster' \(pip install 'holdfast\[cluster\]'\)"):
-        RayEngine()
+        RayRunner()
 
 
 def test_results_behind_an_address(tmp_path):
-    sweep(GRID[:1], tmp_path / "node", engine=inline)
+    sweep(GRID[:1], tmp_path / "node", runner=inline)
     (stored,) = load_results(tmp_path / "node")
     url = (tmp_path / "shared").as_uri()
     Remote(url).save(stored.path.parent)
@@ -61,8 +62,20 @@ def test_results_behind_an_address(tmp_path):
     assert same(matrices(tmp_path / "mirror"), matrices(tmp_path / "node"))
 
 
+@pytest.mark.parametrize("key", ["..", "../../outside", "0123456789abcde", "0123456789ABCDEF", "C:", ".hidden"])
+def test_a_key_of_the_store_does_not_decide_where_we_write(tmp_path, monkeypatch, key):
+    """Stores of objects take any name for a key."""
+    remote = Remote((tmp_path / "shared").as_uri(), tmp_path / "some" / "where" / "mirror")
+    listed = [f"{remote._root}/{key}/result.json", f"{remote._root}/0123456789abcdef/result.json"]
+    monkeypatch.setattr(remote._files, "glob", lambda pattern: listed, raising=False)
+    monkeypatch.setattr(remote._files, "cat_file", lambda path: b"{}", raising=False)
+    remote.fetch()
+    (written,) = tmp_path.rglob("result.json")
+    assert written == remote.folder / "0123456789abcdef" / "result.json"
+
+
 def test_half_an_upload_is_no_result(tmp_path, monkeypatch):
-    sweep(GRID[:1], tmp_path / "node", engine=inline)
+    sweep(GRID[:1], tmp_path / "node", runner=inline)
     (stored,) = load_results(tmp_path / "node")
     remote = Remote((tmp_path / "shared").as_uri(), tmp_path / "mirror")
     put, sent = remote._files.put_file, []
@@ -84,25 +97,25 @@ def test_half_an_upload_is_no_result(tmp_path, monkeypatch):
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
     """Makes ways to one folder behind an address, each as another sweep has it."""
-    monkeypatch.setattr(cluster_module, "SETTLING", 0.01)
+    monkeypatch.setattr(remote_module, "SETTLING", 0.01)
     return lambda name: Remote((tmp_path / "shared").as_uri(), tmp_path / name)
 
 
 def test_one_sweep_at_a_time_behind_an_address(tmp_path, shared):
-    first, second = RayEngine(remote=shared("first")), RayEngine(remote=shared("second"))
+    first, second = RayRunner(remote=shared("first")), RayRunner(remote=shared("second"))
     job = Job(tmp_path / "second")
     with first.remote.reserved():
         for _ in range(2):
             with pytest.raises(HoldfastError, match=rf"shared is in use by another sweep, process {os.getpid()} on "):
                 second(iter([]), job, print)
-        first.remote.beat()
+        first.remote.renew()
     with second.remote.reserved():
         pass
     assert [path for path in (tmp_path / "shared").iterdir() if path.is_file()] == []
 
 
 def test_results_that_came_in_meanwhile_are_fetched_once_it_is_reserved(tmp_path, shared):
-    sweep(GRID[:1], tmp_path / "node", engine=inline)
+    sweep(GRID[:1], tmp_path / "node", runner=inline)
     (stored,) = load_results(tmp_path / "node")
     late = shared("late")
     late.fetch()
@@ -128,24 +141,24 @@ def test_a_sweep_that_is_gone_makes_room(tmp_path, shared, change, over):
     remote = shared("mirror")
     with remote.reserved():
         pass
-    claim = json.loads(shared("other")._claim())
-    claim["time"] -= (change or {}).get("silent", 0)
-    claim |= change or {}
-    (tmp_path / "shared" / ".sweep.json").write_text("{" if change is None else json.dumps(claim))
+    lease = json.loads(shared("other")._signature())
+    lease["time"] -= (change or {}).get("silent", 0)
+    lease |= change or {}
+    (tmp_path / "shared" / ".sweep.json").write_text("{" if change is None else json.dumps(lease))
     with nullcontext() if over else pytest.raises(HoldfastError, match="in use by another sweep"), remote.reserved():
-        assert json.loads((tmp_path / "shared" / ".sweep.json").read_text())["sweep"] != claim["sweep"]
+        assert json.loads((tmp_path / "shared" / ".sweep.json").read_text())["sweep"] != lease["sweep"]
     assert (tmp_path / "shared" / ".sweep.json").exists() == (not over)
 
 
 def test_a_sweep_that_lost_its_place_stops(tmp_path, shared):
     """Two that begin in the same moment may both write; who wrote last has it."""
-    first, theirs = shared("first"), shared("second")._claim()
+    first, theirs = shared("first"), shared("second")._signature()
     with first.reserved():
         (tmp_path / "shared" / ".sweep.json").write_text(theirs)
-        first.beat()  # too early for another look
-        first.beaten -= 2 * HEARTBEAT
+        first.renew()  # too early for another look
+        first.signed -= 2 * HEARTBEAT
         with pytest.raises(HoldfastError, match="in use by another sweep"):
-            first.beat()
+            first.renew()
     assert (tmp_path / "shared" / ".sweep.json").read_text() == theirs
 
 
@@ -175,12 +188,12 @@ def _two_nodes(Cluster, plugins):
 
 @pytest.mark.slow
 def test_two_nodes_and_an_address_for_results(tmp_path, cluster):
-    sweep(GRID[:2], tmp_path / "here", engine=inline)
+    sweep(GRID[:2], tmp_path / "here", runner=inline)
     mirror = tmp_path / "mirror"
     mirror.mkdir()
     remote = Remote((tmp_path / "shared").as_uri(), mirror)
-    engine = RayEngine(cluster.address, device="cpu", remote=remote)
-    summary = sweep([HOPELESS, *GRID[:2]], mirror, engine=engine)
+    runner = RayRunner(cluster.address, device="cpu", remote=remote)
+    summary = sweep([HOPELESS, *GRID[:2]], mirror, runner=runner)
     assert sorted(config.seed for config in summary.done) == [0, 1]
     assert "no longer finite" in summary.failed[HOPELESS]
     assert same(matrices(mirror), matrices(tmp_path / "here"))
@@ -190,16 +203,16 @@ def test_two_nodes_and_an_address_for_results(tmp_path, cluster):
 BOOKKEEPER = """
 from pathlib import Path
 import ray
-from holdfast.sweep import engine
+from holdfast.sweep import runner
 
-real_run = engine.run
+real_run = runner.run
 
 def run(config, **rest):
     with Path({log!r}).open("a") as log:
         log.write(f"{{config.seed}} {{ray.get_runtime_context().get_node_id()}}\\n")
     return real_run(config, **rest)
 
-engine.run = run
+runner.run = run
 """
 
 
@@ -211,7 +224,7 @@ def test_killed_node_costs_its_runs_a_restart_and_nothing_else(tmp_path, cluster
     (cluster.plugins / "bookkeeper.py").write_text(BOOKKEEPER.format(log=str(log)))
     grid = [tiny(seed, train_limit=20_000, tasks=3) for seed in range(6)]
     doomed = cluster.second.node_id
-    engine = RayEngine(cluster.address, device="cpu")
+    runner = RayRunner(cluster.address, device="cpu")
 
     def kill_its_node(configs, job, emit):
         def watch(event):
@@ -220,9 +233,9 @@ def test_killed_node_costs_its_runs_a_restart_and_nothing_else(tmp_path, cluster
                 cluster.second = None
             emit(event)
 
-        engine(configs, job, watch)
+        runner(configs, job, watch)
 
-    summary = sweep(grid, tmp_path / "out", engine=kill_its_node, plugins=["bookkeeper"])
+    summary = sweep(grid, tmp_path / "out", runner=kill_its_node, plugins=["bookkeeper"])
     assert summary.failed == {}
     assert cluster.second is None
     starts = [line.split() for line in log.read_text().splitlines()]
@@ -231,7 +244,7 @@ def test_killed_node_costs_its_runs_a_restart_and_nothing_else(tmp_path, cluster
     assert sorted(seed for seed, _ in starts) == sorted([*"012345", *lost])  # a restart, and nothing else
     assert sorted(config.seed for config in summary.done) == list(range(6))
     assert leftovers(tmp_path / "out") == []
-    sweep(grid[:2], tmp_path / "alone", engine=inline)
+    sweep(grid[:2], tmp_path / "alone", runner=inline)
     alone, found = matrices(tmp_path / "alone"), matrices(tmp_path / "out")
     assert len(found) == 6
     assert same({key: found[key] for key in alone}, alone)
@@ -240,8 +253,8 @@ def test_killed_node_costs_its_runs_a_restart_and_nothing_else(tmp_path, cluster
 @pytest.mark.slow
 def test_folder_that_the_nodes_do_not_share(tmp_path, cluster, monkeypatch):
     """As far as the sweep can see: the result it was promised is not where it looks."""
-    engine = RayEngine(cluster.address, device="cpu")
+    runner = RayRunner(cluster.address, device="cpu")
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: path.name != "result.json" and exists(path))
-    summary = sweep(GRID[:1], tmp_path, engine=engine)
+    summary = sweep(GRID[:1], tmp_path, runner=runner)
     assert "Choose a folder that all nodes share" in summary.failed[GRID[0]]

@@ -83,7 +83,7 @@ def test_no_test_sets_but_one(model, tests):
 def test_any_batch_size_gives_the_same(model, tests, monkeypatch, elements):
     expected = predict(model, tests[0].images.images, as_floats)
     shown = []
-    monkeypatch.setitem(evaluation.BATCH_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(evaluation, "CPU_BATCH_ELEMENTS", elements)
     found = predict(model, tests[0].images.images, lambda images: shown.append(len(images)) or as_floats(images))
     assert sum(shown) == 31
     assert max(shown) == min(31, max(1, elements // 36))
@@ -145,3 +145,9 @@ def test_reduced_precision_gives_float32_close_to_full(model, tests):
     full = predict(model, images, as_floats)
     assert not torch.equal(reduced, full)
     torch.testing.assert_close(reduced, full, rtol=0.05, atol=0.05)
+
+
+def test_a_device_of_another_kind():
+    """Neither a CPU nor a GPU of CUDA's: no batch size is listed for it."""
+    images = torch.zeros(5, 1, 2, 2, device="meta")
+    assert predict(torch.nn.Flatten(), images, lambda x: x).shape == (5, 4)

@@ -14,8 +14,10 @@ PACKAGE = Path(holdfast.__file__).parent
 # From top to bottom. Modules on one line do not import each other. The top-level package (`from holdfast import run`)
 # is the surface for users and the command line: above it, everything is imported from where it is.
 LAYERS = [
-    ("errors", "files"),
+    ("errors", "files", "pure", "_startup"),
+    ("plugins",),
     ("registry",),
+    ("methods",),
     ("config",),
     ("rng",),
     ("ranks",),
@@ -32,6 +34,7 @@ LAYERS = [
     ("evaluation",),
     ("metrics",),
     ("results",),
+    ("run_state",),
     ("training",),
     ("fleet",),
     ("analysis",),

@@ -14,7 +14,9 @@ import holdfast as hf
 from holdfast.cli import main
 from holdfast.loggers import LOGGERS, open_logger, watch
 
-LOSSES = hf.Losses(*(torch.tensor(value) for value in (3.5, 1.0, 2.0, 0.5)))
+LOSSES = hf.Losses(
+    torch.tensor(3.5), current=torch.tensor(1.0), replay=torch.tensor(2.0), consistency=torch.tensor(0.5)
+)
 QUICK = {"tasks": 2, "train_limit": 2000}
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
@@ -114,7 +116,7 @@ def test_wandb_keeps_an_offline_run(offline):
         logger.log(7, {"accuracy": 91.25})
     records = offline_records(offline)
     assert offline_history(records) == [
-        (3, {name: float(v) for name, v in LOSSES._asdict().items()}),
+        (3, {name: float(v) for name, v in LOSSES.as_dict().items()}),
         (7, {"accuracy": 91.25}),
     ]
     (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
@@ -137,7 +139,7 @@ def test_mlflow_reads_back_what_was_logged(offline):
     run = runs[0]
     assert run.data.params == {"lr": "0.1", "model": '"mlp"'}
     assert run.data.metrics == {
-        **{name: float(v) for name, v in LOSSES._asdict().items()},
+        **{name: float(v) for name, v in LOSSES.as_dict().items()},
         "task 1 _old_/accuracy": 91.25,
     }
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "replay")] == [(3, 2.0)]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.nested import concat, leaves, outline, rebuild, rows, split, transform
 
@@ -15,12 +16,21 @@ SHAPES = st.sampled_from([(), (2,), (1, 3)])
 DTYPES = st.sampled_from([torch.float32, torch.uint8, torch.int64, torch.bool])
 LEAVES = st.builds(lambda shape, dtype: ("leaf", shape, dtype), SHAPES, DTYPES)
 KEYS = st.text("ab'[]0", min_size=1, max_size=4)
+
+
+def lists(inner):
+    """Lists that hold more than dicts alone, which are refused."""
+    return st.lists(inner, min_size=1, max_size=3).filter(
+        lambda items: not all(isinstance(item, dict) for item in items)
+    )
+
+
 FORMS = st.recursive(
     LEAVES,
     lambda inner: (
         st.dictionaries(KEYS, inner, min_size=1, max_size=3)
-        | st.lists(inner, min_size=1, max_size=3)
-        | st.lists(inner, min_size=1, max_size=3).map(lambda items: ("tuple", items))
+        | lists(inner)
+        | lists(inner).map(lambda items: ("tuple", items))
     ),
     max_leaves=6,
 )
@@ -115,3 +125,35 @@ Pair = namedtuple("Pair", "a b")
 def test_what_is_no_minibatch(value, message):
     with pytest.raises(UsageError, match=message):
         rows(value)
+
+
+def boxes(count, seed):
+    draw = torch.Generator().manual_seed(seed)
+    return {"boxes": torch.rand(count, 4, generator=draw), "labels": torch.randint(0, 9, (count,), generator=draw)}
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 4, 2), (1,)], ids=str)
+def test_one_dict_per_sample_is_refused(kind, counts):
+    """As detectors want their targets: three images with three boxes each look like six columns of three samples."""
+    targets = kind(boxes(count, seed) for seed, count in enumerate(counts))
+    for function in (rows, transform_nothing, lambda value, name: outline({"y": value}, name)):
+        with pytest.raises(UsageError, match=rf"y.* is a {kind.__name__} of dicts.* mix the samples"):
+            function(targets, "y")
+
+
+def transform_nothing(value, name):
+    return transform(lambda part: part, value, name)
+
+
+def test_a_learner_refuses_one_dict_per_sample():
+    model = torch.nn.Linear(5, 2)
+    learner = hf.ExperienceReplay(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=4, loss=lambda out, y: out.square().mean(1)
+    )
+    with pytest.raises(UsageError, match="y is a list of dicts"):
+        learner.observe(torch.rand(3, 5), [boxes(3, seed) for seed in range(3)])
+
+
+def test_a_list_that_holds_a_dict_among_others_is_read_as_columns():
+    assert rows([torch.ones(2), {"a": torch.ones(2)}]) == 2

@@ -104,3 +104,23 @@ def test_what_is_defined_anew_takes_its_own_place(tools):
     tools.register("plane")(lambda: 0)
     with pytest.raises(UsageError, match="registered already"):
         tools.register("plane")(lambda: 1)  # all lambdas are called alike
+
+
+def test_registries_side_by_side_share_their_names(tools):
+    machines = Registry("machine", beside=tools)
+    tools.register("chisel")(1)
+    machines.register("lathe")(2)
+    with pytest.raises(UsageError, match="tool 'chisel' already, and a machine and a tool cannot have the same name"):
+        machines.register("chisel")(3)
+    with pytest.raises(UsageError, match="there is a machine 'lathe' already"):
+        tools.register("lathe")(4)
+    assert (list(tools), list(machines)) == (["hammer", "saw", "chisel"], ["lathe"])
+
+
+def test_what_is_defined_anew_beside_another_registry(tools):
+    machines = Registry("machine", beside=tools)
+    tools.register("chisel")(define("old"))
+    tools.register("chisel")(define("new"))
+    with pytest.raises(UsageError, match="there is a tool 'chisel'"):
+        machines.register("chisel")(define("new"))
+    assert tools["chisel"]() == "new"

@@ -37,7 +37,7 @@ def holdfast(monkeypatch, capfd, tmp_path, small):
     """Call the command in an empty folder, runs in this process; gives (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr("holdfast.cli.reproduce.local_engine", lambda device, jobs: inline)
+    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda device, jobs: inline)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *arguments])
@@ -139,7 +139,7 @@ def test_interruption(holdfast, tmp_path, small, monkeypatch):
         emit(Event("started", next(configs)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.reproduce.local_engine", lambda device, jobs: interrupted)
+    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda device, jobs: interrupted)
     code, _, err = holdfast("small", "--seeds", "1")
     assert code == 130
     assert "0 runs done, 0 were there, 3 left; the same command continues" in err

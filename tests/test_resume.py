@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from holdfast.augment import CropFlip, Normalize
 from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
 from holdfast.data import Dataset, data_root
-from holdfast.learners import BfloatTwin, Sgd, method_names
+from holdfast.engine import BfloatTwin
+from holdfast.learners import Sgd, method_names
 from holdfast.rng import generator
-from holdfast.training import Keeper, train
+from holdfast.run_state import Checkpointer
+from holdfast.training import train
 from killed import few_digits
 
 CPU = torch.device("cpu")
@@ -69,7 +72,7 @@ def assert_identical(one: hf.RunResult, other: hf.RunResult) -> None:
     assert one.timing["steps"] == other.timing["steps"]
 
 
-class At(Keeper):
+class At(Checkpointer):
     """Keeps the state once, right after a given step of this process."""
 
     def __init__(self, path, settings, step):
@@ -108,7 +111,7 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
     stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
     for before, after in zip([0, *stops], stops, strict=False):
         assert stop_after(after - before, settings, stream, path).step == after
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_stopped_after_every_single_step(small, path):
@@ -121,10 +124,10 @@ def test_stopped_after_every_single_step(small, path):
     for step in range(1, len(by_step) + 1):
         progress = stop_after(1, settings, stream, path)
         assert progress == by_step[step]
-    result = finish(train(settings, stream, CPU, Keeper(path, settings, CPU)))
+    result = finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU)))
     assert_identical(result, expected)
     # Done already, it is evaluated again.
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
@@ -178,7 +181,7 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     for steps in (4, 5):
         stop_after(steps, settings, stream, path)
         torch.rand(steps)  # as if in another process, where dropout's generator is elsewhere
-    assert_identical(finish(train(settings, stream, CPU, Keeper(path, settings, CPU))), expected)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
 # Stopped by Ctrl-C
@@ -207,7 +210,7 @@ def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted)
     expected, usual = hf.run(settings, device="cpu"), [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     interrupted([3, 4])
     for step in (3, 7):
-        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is kept in .* it continues"):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step}; its state is saved in .* it continues"):
             hf.run(settings, device="cpu", checkpoint=path)
         assert checkpoint.read(path, "run").state["progress"]["step"] == step
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
@@ -333,7 +336,7 @@ RUN = ["run", "rot-mnist", "er", "--tasks", "2", "--device", "cpu", "--resume", 
 def test_the_command_killed_twenty_times(tmp_path):
     command = [sys.executable, "-m", "holdfast", *RUN, "--set", "train_limit=8000", "--set", "batch_size=16"]
     chance = random.Random(0)
-    checkpoints = tmp_path / "cut" / "checkpoints"
+    checkpoints = tmp_path / "cut" / ".checkpoints"
     for _ in range(20):
         child = subprocess.Popen([*command, "--out", str(tmp_path / "cut")], stderr=subprocess.DEVNULL)
         before, deadline = stamps(checkpoints), time.monotonic() + 60
@@ -378,7 +381,7 @@ def holdfast(monkeypatch, capfd, tmp_path, small):
 def test_resume_on_the_command_line(holdfast, tmp_path):
     command = [*RUN, "--set", "train_limit=300"]
     settings = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300)
-    kept = tmp_path / "runs" / "checkpoints" / f"{settings.fingerprint}.safetensors"
+    kept = tmp_path / "runs" / ".checkpoints" / f"{settings.fingerprint}.safetensors"
     stop_after(2, settings, make_benchmark(settings, data_root(None)), kept)
 
     whole = kept.read_bytes()
@@ -392,7 +395,7 @@ def test_resume_on_the_command_line(holdfast, tmp_path):
     kept.write_bytes(whole)
     code, err = holdfast(*command)
     assert code == 0
-    assert f"continuing from runs/checkpoints/{kept.name}" in err
+    assert f"continuing from runs/.checkpoints/{kept.name}" in err
     assert [each.name for each in (tmp_path / "runs").iterdir()] == [settings.fingerprint]  # no checkpoints left
     found = results.read(tmp_path / "runs" / settings.fingerprint, tensors=True)
     assert_identical(found, hf.run(settings, device="cpu"))
@@ -410,7 +413,12 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast(*command)
     assert code == 130
-    assert f"stopped after step 2; its state is kept in runs/checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"stopped after step 2; its state is saved in runs/.checkpoints/{settings.fingerprint}.safetensors" in err
+    assert f"To continue: holdfast {shlex.join(command)}" in err
+    interrupted([2])
+    code, err = holdfast(*(part for part in command if part != "--resume"))
+    assert code == 130
+    assert f".checkpoints/{settings.fingerprint}.safetensors has the state of this run: --resume continues it" in err
     code, err = holdfast(*command)
     assert code == 0
     assert "continuing from" in err
@@ -420,7 +428,7 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     interrupted([2])
     code, err = holdfast("run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300")
     assert code == 130
-    assert "stopped." in err
+    assert "stopped. Nothing of this run is saved; a run with --resume can be continued." in err
 
 
 def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):
@@ -542,11 +550,11 @@ def test_loading_copies_in_place_and_shares_nothing():
     for x, y in stream(3):
         one.observe(x, y)
         other.observe(y=y, x=x * 2)
-    addresses = [value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]]
+    tensors = [*other.model.parameters(), *other.buffer._storage.columns, other.buffer.seen]
+    addresses = [value.data_ptr() for value in tensors]
     other.load_state_dict(one.state_dict())
-    assert addresses == [
-        value.data_ptr() for value in [*other.model.parameters(), *other.buffer._columns, other.buffer.seen]
-    ]
+    tensors = [*other.model.parameters(), *other.buffer._storage.columns, other.buffer.seen]
+    assert addresses == [value.data_ptr() for value in tensors]
     expected = copy.deepcopy(one.state_dict())
     for x, y in stream(2):
         other.observe(x, y)

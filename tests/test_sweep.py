@@ -1,5 +1,6 @@
 """Sweeps: nothing twice, nothing lost, nothing half; whatever fails, dies or is pulled away."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -22,10 +23,10 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.experiments import Results, load_results
 from holdfast.regularizers import REGULARIZERS
-from holdfast.sweep import Event, Job, LocalEngine, estimate, local_engine, sweep
-from holdfast.sweep.claims import SILENCE, Claims
-from holdfast.sweep.engine import carry_out, failure
-from holdfast.sweep.fleets import FleetEngine
+from holdfast.sweep import Event, Job, ProcessRunner, forecast, local_runner, sweep
+from holdfast.sweep.fleets import FleetRunner
+from holdfast.sweep.leases import SILENCE, Leases
+from holdfast.sweep.runner import carry_out, failure
 from holdfast.training import run
 
 
@@ -38,7 +39,7 @@ GRID = [tiny(seed) for seed in range(4)]
 
 
 def inline(configs, job, emit):
-    """The simplest engine: one run after the other, here."""
+    """The simplest runner: one run after the other, here."""
     for config in configs:
         if config is None:
             time.sleep(0.05)
@@ -64,19 +65,16 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def leftovers(out: Path) -> list[str]:
-    """Whatever is in the folder beside results, failures and the lock."""
-    known = {".claims", ".claims/lock", "failed"}
-    found = [str(path.relative_to(out)) for path in out.glob(".*")] + [
-        f".claims/{p.name}" for p in out.glob(".claims/*")
-    ]
-    return sorted(set(found) - known)
+    """Whatever is in the folder beside results and failures."""
+    found = [str(path.relative_to(out)) for path in (*out.glob(".*"), *out.glob(".*/*")) if path.name != ".leases"]
+    return sorted(found)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The grid's results, from a sweep that nothing happened to."""
     out = tmp_path_factory.mktemp("undisturbed")
-    summary = sweep(GRID, out, engine=inline)
+    summary = sweep(GRID, out, runner=inline)
     assert summary.done == GRID
     return matrices(out)
 
@@ -89,30 +87,30 @@ def test_results_are_those_of_single_runs(tmp_path, undisturbed):
 
 def test_finished_runs_are_skipped_and_nothing_is_left_behind(tmp_path, undisturbed):
     events = []
-    first = sweep(GRID[:2], tmp_path, engine=inline, watch=events.append)
+    first = sweep(GRID[:2], tmp_path, runner=inline, watch=events.append)
     assert [(event.kind, event.config) for event in events] == [
         (kind, config) for config in GRID[:2] for kind in ("started", "done")
     ]
-    again = sweep([*GRID[:3], GRID[0]], tmp_path, engine=inline)
+    again = sweep([*GRID[:3], GRID[0]], tmp_path, runner=inline)
     assert (first.done, again.done, again.there) == (GRID[:2], GRID[2:3], GRID[:2])
     assert leftovers(tmp_path) == []
 
 
 def test_results_elsewhere_count_as_finished(tmp_path):
-    sweep(GRID[:1], tmp_path / "a", engine=inline)
-    summary = sweep(GRID[:1], tmp_path / "b", engine=inline, finished=load_results(tmp_path / "a"))
+    sweep(GRID[:1], tmp_path / "a", runner=inline)
+    summary = sweep(GRID[:1], tmp_path / "b", runner=inline, finished=load_results(tmp_path / "a"))
     assert (summary.done, summary.there) == ([], GRID[:1])
 
 
 def test_failure_is_recorded_and_tried_again(tmp_path):
-    summary = sweep([HOPELESS, GRID[0]], tmp_path, engine=inline)
+    summary = sweep([HOPELESS, GRID[0]], tmp_path, runner=inline)
     assert summary.done == [GRID[0]]
     assert "no longer finite" in summary.failed[HOPELESS]
     record = json.loads((tmp_path / "failed" / f"{HOPELESS.fingerprint}.json").read_text())
     assert RunConfig.from_dict(record["config"]) == HOPELESS
     assert record["error"] == summary.failed[HOPELESS]
     assert load_results(tmp_path).skipped == []
-    again = sweep([HOPELESS, GRID[0]], tmp_path, engine=inline)
+    again = sweep([HOPELESS, GRID[0]], tmp_path, runner=inline)
     assert list(again.failed) == [HOPELESS]
     assert leftovers(tmp_path) == []
 
@@ -122,7 +120,17 @@ def test_success_removes_the_record_of_a_failure(tmp_path):
     record = tmp_path / "failed" / f"{GRID[0].fingerprint}.json"
     record.write_text("{}")
     os.utime(record, (1, 1))
-    assert sweep(GRID[:1], tmp_path, engine=inline).done == GRID[:1]
+    assert sweep(GRID[:1], tmp_path, runner=inline).done == GRID[:1]
+    assert not record.exists()
+
+
+@pytest.mark.parametrize("ahead", [60, 9e6])
+def test_a_record_of_a_failure_that_is_dated_ahead_does_not_block_the_run(tmp_path, ahead):
+    (tmp_path / "failed").mkdir()
+    record = tmp_path / "failed" / f"{GRID[0].fingerprint}.json"
+    record.write_text("{}")
+    os.utime(record, (time.time() + ahead,) * 2)
+    assert sweep(GRID[:1], tmp_path, runner=inline).done == GRID[:1]
     assert not record.exists()
 
 
@@ -130,7 +138,7 @@ def test_damaged_result_is_told_and_not_overwritten(tmp_path):
     path = tmp_path / GRID[0].fingerprint / "result.json"
     path.parent.mkdir()
     path.write_text("{ half of i")
-    summary = sweep(GRID[:1], tmp_path, engine=inline, finished=load_results(tmp_path))
+    summary = sweep(GRID[:1], tmp_path, runner=inline, finished=load_results(tmp_path))
     assert (summary.done, summary.there) == ([], [])
     assert "move it away" in summary.failed[GRID[0]]
     assert path.read_text() == "{ half of i"
@@ -141,35 +149,35 @@ def test_interruption_keeps_what_is_finished(tmp_path, undisturbed):
         if event.kind == "started" and event.config == GRID[1]:
             raise KeyboardInterrupt
 
-    summary = sweep(GRID, tmp_path, engine=inline, watch=press_ctrl_c)
+    summary = sweep(GRID, tmp_path, runner=inline, watch=press_ctrl_c)
     assert summary.interrupted
     assert (summary.done, summary.left) == (GRID[:1], 3)
     assert leftovers(tmp_path) == []
-    sweep(GRID, tmp_path, engine=inline)
+    sweep(GRID, tmp_path, runner=inline)
     assert same(matrices(tmp_path), undisturbed)
 
 
 def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(HoldfastError, match="nothing can be written"):
-        sweep(GRID, tmp_path / "out", engine=inline)
+        sweep(GRID, tmp_path / "out", runner=inline)
 
 
-# --- claims
+# --- leases
 
 
-def test_claims_exclude_each_other(tmp_path):
-    mine, theirs = Claims(tmp_path), Claims(tmp_path)
+def test_leases_exclude_each_other(tmp_path):
+    mine, theirs = Leases(tmp_path), Leases(tmp_path)
     assert mine.acquire(GRID[0])
     assert not theirs.acquire(GRID[0])
     assert theirs.acquire(GRID[1])
     mine.release(GRID[0])
     assert theirs.acquire(GRID[0])
-    assert (mine.held(), theirs.held()) == ([], [GRID[1], GRID[0]])
+    assert (mine.mine(), theirs.mine()) == ([], [GRID[1], GRID[0]])
 
 
-def claim(folder: Path, config: RunConfig, text: str, age: float = 0.0) -> Path:
-    path = folder / ".claims" / config.fingerprint
+def lease(folder: Path, config: RunConfig, text: str, age: float = 0.0) -> Path:
+    path = folder / ".leases" / config.fingerprint
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     os.utime(path, (time.time() - age,) * 2)
@@ -189,43 +197,63 @@ def someone(pid: int, host: str | None = None, started: str | None = None) -> st
         (someone(1), 0, False),
         (someone(2**22 + 1, "elsewhere"), 0, False),
         (someone(2**22 + 1, "elsewhere"), SILENCE + 1, True),
+        (someone(2**22 + 1, "elsewhere"), -60, False),  # clocks differ a little
+        (someone(2**22 + 1, "elsewhere"), -SILENCE - 60, True),
+        (someone(0), 0, True),
+        (someone(-1), 0, True),
         ("", 0, False),  # about to be written
         ("", 60, True),
+        ("", -9e6, True),
         ("[]", 60, True),
     ],
-    ids=["alive", "renumbered", "dead", "first", "elsewhere", "silent", "empty", "still-empty", "foreign"],
+    ids=[
+        *("alive", "renumbered", "dead", "first", "elsewhere", "silent", "little-ahead", "far-ahead"),
+        *("group", "everybody", "empty", "still-empty", "empty-ahead", "foreign"),
+    ],
 )
-def test_claims_of_the_dead_are_taken_over(tmp_path, text, age, abandoned):
-    claim(tmp_path, GRID[0], text, age)
-    assert Claims(tmp_path).acquire(GRID[0]) is abandoned
+def test_leases_of_the_dead_are_taken_over(tmp_path, text, age, abandoned):
+    lease(tmp_path, GRID[0], text, age)
+    assert Leases(tmp_path).acquire(GRID[0]) is abandoned
 
 
-def test_run_that_another_sweep_finishes_between_look_and_claim(tmp_path, monkeypatch):
-    acquire = Claims.acquire
+def test_run_that_another_sweep_finishes_between_look_and_lease(tmp_path, monkeypatch):
+    acquire = Leases.acquire
 
     def finish_first(self, config):
         monkeypatch.undo()
         carry_out(config, Job(tmp_path, device="cpu"))
         return acquire(self, config)
 
-    monkeypatch.setattr(Claims, "acquire", finish_first)
-    summary = sweep(GRID[:1], tmp_path, engine=inline)
+    monkeypatch.setattr(Leases, "acquire", finish_first)
+    summary = sweep(GRID[:1], tmp_path, runner=inline)
     assert (summary.done, summary.there) == ([], GRID[:1])
     assert leftovers(tmp_path) == []
 
 
+def test_a_full_disk_ends_the_sweep_with_a_sentence(tmp_path, monkeypatch):
+    """And without an empty lease, which would block the next sweep."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("holdfast.sweep.leases.signature", full)
+    with pytest.raises(HoldfastError, match=r"cannot write to .*\.leases: No space left on device\. Make room"):
+        sweep(GRID[:1], tmp_path, runner=inline)
+    assert leftovers(tmp_path) == []
+
+
 def test_signs_of_life(tmp_path):
-    claims = Claims(tmp_path)
-    claims.acquire(GRID[0])
-    path = claim(tmp_path, GRID[0], someone(os.getpid()), age=1000)
-    claims.beat()
+    leases = Leases(tmp_path)
+    leases.acquire(GRID[0])
+    path = lease(tmp_path, GRID[0], someone(os.getpid()), age=1000)
+    leases.renew()
     assert time.time() - path.stat().st_mtime < 100
 
 
-def test_claim_left_on_a_finished_run_is_removed(tmp_path):
-    sweep(GRID[:1], tmp_path, engine=inline)
-    claim(tmp_path, GRID[0], someone(2**22 + 1))
-    sweep(GRID[:1], tmp_path, engine=inline)
+def test_lease_left_on_a_finished_run_is_removed(tmp_path):
+    sweep(GRID[:1], tmp_path, runner=inline)
+    lease(tmp_path, GRID[0], someone(2**22 + 1))
+    sweep(GRID[:1], tmp_path, runner=inline)
     assert leftovers(tmp_path) == []
 
 
@@ -233,7 +261,7 @@ def test_scratch_of_a_killed_save_is_removed(tmp_path):
     (tmp_path / f".{GRID[0].fingerprint}-abc").mkdir(parents=True)
     (tmp_path / f".{GRID[0].fingerprint}-abc" / "result.json").write_text("{")
     (tmp_path / f".{GRID[1].fingerprint}-abc").mkdir()  # may be somebody's who is saving right now
-    sweep(GRID[:1], tmp_path, engine=inline)
+    sweep(GRID[:1], tmp_path, runner=inline)
     assert leftovers(tmp_path) == [f".{GRID[1].fingerprint}-abc"]
 
 
@@ -246,7 +274,7 @@ def child(out: Path, grid: list[RunConfig]) -> int:
     if number == 0:
         code = 1
         try:
-            summary = sweep(grid, out, engine=inline)
+            summary = sweep(grid, out, runner=inline)
             (out / f"log-{os.getpid()}.md").write_text(json.dumps([config.seed for config in summary.done]))
             code = 0
         finally:
@@ -266,7 +294,7 @@ def test_two_sweeps_share_a_folder(tmp_path, undisturbed):
 
 def test_failure_in_another_sweep_is_not_tried_twice(tmp_path):
     """A second sweep waits for the first one's run, and takes its failure as it is."""
-    claim(tmp_path, HOPELESS, someone(os.getpid()))
+    lease(tmp_path, HOPELESS, someone(os.getpid()))
     looks = []
 
     def other(configs, job, emit):
@@ -276,7 +304,7 @@ def test_failure_in_another_sweep_is_not_tried_twice(tmp_path):
             (tmp_path / "failed").mkdir()
             (tmp_path / "failed" / f"{HOPELESS.fingerprint}.json").write_text('{"error": "it diverged"}')
 
-    assert sweep([HOPELESS], tmp_path, engine=other).failed == {HOPELESS: "it diverged"}
+    assert sweep([HOPELESS], tmp_path, runner=other).failed == {HOPELESS: "it diverged"}
     assert looks == [None]
 
 
@@ -288,12 +316,12 @@ def test_three_kills(tmp_path, undisturbed):
         os.kill(number, signal.SIGKILL)
         os.waitpid(number, 0)
         assert load_results(tmp_path).skipped == []
-    sweep(GRID, tmp_path, engine=inline)
+    sweep(GRID, tmp_path, runner=inline)
     assert same(matrices(tmp_path), undisturbed)
     assert leftovers(tmp_path) == []
 
 
-# --- engines
+# --- runners
 
 DEADLY = """
 import os, signal
@@ -318,7 +346,7 @@ def test_processes(tmp_path, undisturbed, monkeypatch):
 
     deadly = tiny(method="deadly")
     grid = [HOPELESS, deadly, *GRID[:2], GRID[3]]
-    summary = sweep(grid, tmp_path / "out", engine=LocalEngine(1), plugins=["deadly_plugin"], watch=watch)
+    summary = sweep(grid, tmp_path / "out", runner=ProcessRunner(1), plugins=["deadly_plugin"], watch=watch)
     assert summary.done == GRID[:2]
     assert "no longer finite" in summary.failed[HOPELESS]
     assert "ended by SIGKILL" in summary.failed[deadly]
@@ -331,8 +359,8 @@ def test_processes(tmp_path, undisturbed, monkeypatch):
 
 
 def test_fleet(tmp_path, undisturbed):
-    """The engine for GPUs, on a CPU."""
-    summary = sweep([HOPELESS, *GRID[:2]], tmp_path, engine=FleetEngine(2), device="cpu")
+    """The runner for GPUs, on a CPU."""
+    summary = sweep([HOPELESS, *GRID[:2]], tmp_path, runner=FleetRunner(2), device="cpu")
     assert sorted(config.seed for config in summary.done) == [0, 1]
     assert list(summary.failed) == [HOPELESS]
     found = matrices(tmp_path)
@@ -346,7 +374,7 @@ def test_fleet_with_an_error_that_is_nobodys_in_particular(tmp_path, monkeypatch
         yield
 
     monkeypatch.setattr("holdfast.sweep.fleets.run_fleet", broken)
-    summary = sweep(GRID[:2], tmp_path, engine=FleetEngine(), device="cpu")
+    summary = sweep(GRID[:2], tmp_path, runner=FleetRunner(), device="cpu")
     assert set(summary.failed.values()) == {"RuntimeError: CUDA error: out of memory"}
     record = json.loads((tmp_path / "failed" / f"{GRID[0].fingerprint}.json").read_text())
     assert "in broken" in record["trace"]
@@ -370,7 +398,7 @@ def fickle():
 
 def test_a_run_of_a_fleet_that_raises_anything_leaves_the_others_untouched(tmp_path, undisturbed, fickle):
     bad = tiny(method=fickle)
-    summary = sweep([bad, *GRID[:2]], tmp_path, engine=FleetEngine(3), device="cpu")
+    summary = sweep([bad, *GRID[:2]], tmp_path, runner=FleetRunner(3), device="cpu")
     assert summary.failed == {bad: "RuntimeError: out of luck"}
     found = matrices(tmp_path)
     assert len(found) == 2
@@ -387,7 +415,7 @@ def test_a_result_of_a_fleet_that_cannot_be_saved_is_that_run_s_failure(tmp_path
         return results.save(result, out)
 
     monkeypatch.setattr("holdfast.sweep.fleets.results", SimpleNamespace(save=save))
-    summary = sweep(GRID[:3], tmp_path, engine=FleetEngine(3), device="cpu")
+    summary = sweep(GRID[:3], tmp_path, runner=FleetRunner(3), device="cpu")
     assert summary.failed == {saved[0]: "no space left"}
     assert set(summary.done) == set(saved[1:]) == set(GRID[:3]) - {saved[0]}
     assert summary.left == 0
@@ -395,19 +423,19 @@ def test_a_result_of_a_fleet_that_cannot_be_saved_is_that_run_s_failure(tmp_path
 
 def test_a_failure_that_cannot_be_recorded_is_told(tmp_path):
     (tmp_path / "failed").write_text("a file where the records belong")
-    summary = sweep([HOPELESS, GRID[0]], tmp_path, engine=inline, device="cpu")
+    summary = sweep([HOPELESS, GRID[0]], tmp_path, runner=inline, device="cpu")
     assert "no longer finite" in summary.failed[HOPELESS]
     assert summary.done == [GRID[0]]
 
 
-def test_a_sweep_waits_for_whoever_saves_without_a_claim(tmp_path, monkeypatch):
-    """`holdfast run` takes no claims; a sweep that clears away scratch folders must not take the one it is writing."""
+def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
+    """`holdfast run` takes no leases; a sweep that clears away scratch folders must not take the one it is writing."""
     sweeping = []
-    write = results._write
+    write = results.store._write
 
     def slow(result, out):
         folder = write(result, out)
-        sweeping.append(threading.Thread(target=sweep, args=([GRID[0]], out), kwargs={"engine": inline}))
+        sweeping.append(threading.Thread(target=sweep, args=([GRID[0]], out), kwargs={"runner": inline}))
         (out / f".{GRID[0].fingerprint}-scratch").mkdir()
         shutil.rmtree(folder)  # the result is not there yet
         sweeping[0].start()
@@ -416,15 +444,30 @@ def test_a_sweep_waits_for_whoever_saves_without_a_claim(tmp_path, monkeypatch):
         return write(result, out)
 
     result = run(GRID[0], device="cpu")
-    monkeypatch.setattr(results, "_write", slow)
+    monkeypatch.setattr(results.store, "_write", slow)
     results.save(result, tmp_path)
-    monkeypatch.setattr(results, "_write", write)
+    monkeypatch.setattr(results.store, "_write", write)
     sweeping[0].join()
 
 
-def test_choice_of_engine():
-    assert isinstance(local_engine("cpu", 3), LocalEngine)
-    assert local_engine("cpu", 3).jobs == 3
+def test_choice_of_runner():
+    assert isinstance(local_runner("cpu", 3), ProcessRunner)
+    assert local_runner("cpu", 3).jobs == 3
+
+
+def test_runs_at_once_have_a_core_for_each_of_their_threads(monkeypatch):
+    """A ResNet has as many threads in a sweep as in `holdfast run`: the same run must be the same arithmetic."""
+    monkeypatch.setattr("holdfast.sweep.processes.cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    room, deep = ProcessRunner()._has_room, tiny(model="resnet18")
+    assert room([])
+    assert room([deep])
+    assert not room([deep, deep])
+    assert room([tiny()] * 7)
+    assert not room([tiny()] * 8)
+    assert room([tiny(model="only a plugin has it")])
+    assert ProcessRunner(3)._has_room([deep] * 2)
+    assert not ProcessRunner(3)._has_room([tiny()] * 3)
 
 
 SWEEP = """
@@ -432,11 +475,11 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_sweep import GRID
-from holdfast.sweep import LocalEngine, sweep
+from holdfast.sweep import ProcessRunner, sweep
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    sweep(GRID, Path({out!r}), engine=LocalEngine(2), device="cpu")
+    sweep(GRID, Path({out!r}), runner=ProcessRunner(2), device="cpu")
 """
 
 
@@ -460,7 +503,7 @@ def test_twenty_kills_of_processes(tmp_path, undisturbed):
             time.sleep(0.05)
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
         assert load_results(out).skipped == []
-    sweep(GRID, out, engine=LocalEngine(2), device="cpu")
+    sweep(GRID, out, runner=ProcessRunner(2), device="cpu")
     assert same(matrices(out), undisturbed)
     assert leftovers(out) == []
 
@@ -469,10 +512,10 @@ def _children(number: int) -> list[str]:
     return Path(f"/proc/{number}/task/{number}/children").read_text().split()
 
 
-# --- estimates
+# --- forecasts
 
 
-def test_estimates(tmp_path):
+def test_forecasts(tmp_path):
     known = {}
     for seed, seconds in enumerate((10.0, 20.0, 60.0)):
         result = results.RunResult(
@@ -482,10 +525,10 @@ def test_estimates(tmp_path):
     known = load_results(tmp_path)
     same_settings, same_method, same_benchmark = tiny(9), tiny(lr=0.5), tiny(method="er")
     wanted = [same_settings, same_method, same_benchmark]
-    assert estimate(wanted, known, jobs=1, device="cpu") == (60.0, [])
-    assert estimate(wanted, known, jobs=2, device="cpu").seconds == 30.0
-    assert estimate(wanted, known, jobs=9, device="cpu").seconds == 20.0  # no run is split
+    assert forecast(wanted, known, jobs=1, device="cpu") == (60.0, [])
+    assert forecast(wanted, known, jobs=2, device="cpu").seconds == 30.0
+    assert forecast(wanted, known, jobs=9, device="cpu").seconds == 20.0  # no run is split
     unlike = tiny(tasks=3)
-    assert estimate([unlike, same_method], known, jobs=1, device="cpu") == (20.0, [unlike])
-    assert estimate(wanted, known, jobs=1, device="cuda") == (0.0, wanted)  # another device says nothing
-    assert estimate([], Results(), jobs=1, device="cpu") == (0.0, [])
+    assert forecast([unlike, same_method], known, jobs=1, device="cpu") == (20.0, [unlike])
+    assert forecast(wanted, known, jobs=1, device="cuda") == (0.0, wanted)  # another device says nothing
+    assert forecast([], Results(), jobs=1, device="cpu") == (0.0, [])

@@ -1,5 +1,6 @@
 """The contract checks hold for everything that is registered, and can be broken. (Regularizers: test_regularizers.)"""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -35,17 +36,17 @@ class KeepsGraph(Sgd):
     def observe(self, x, y):
         loss = F.cross_entropy(self.forward(self.augment(x)), y)
         self.descend(loss)
-        return Losses(loss, loss, self._zero, self._zero)
+        return Losses(loss, current=loss)
 
 
 class DoesNotLearn(Sgd):
-    def descend(self, loss):
+    def descend(self, losses):
         pass
 
 
 class Diverges(Sgd):
-    def descend(self, loss):
-        super().descend(loss * float("inf"))
+    def descend(self, losses):
+        super().descend(losses.total * float("inf"))
 
 
 class ReturnsTuple(Sgd):
@@ -55,18 +56,18 @@ class ReturnsTuple(Sgd):
 
 class NotOneNumber(Sgd):
     def observe(self, x, y):
-        return super().observe(x, y)._replace(replay=torch.zeros(2))
+        return Losses(super().observe(x, y).total, current=torch.zeros(2))
 
 
 class NanLoss(Sgd):
     def observe(self, x, y):
-        return super().observe(x, y)._replace(replay=torch.tensor(float("nan")))
+        return Losses(super().observe(x, y).total, current=torch.tensor(float("nan")))
 
 
 class Waits(Sgd):
-    def descend(self, loss):
-        if loss > 0:
-            super().descend(loss)
+    def descend(self, losses):
+        if losses.total > 0:
+            super().descend(losses)
 
 
 class GlobalNoise(Sgd):
@@ -132,12 +133,62 @@ class StoresTooMuch(Forgetful):
         return losses
 
 
+class UnnamedTerm(Sgd):
+    def observe(self, x, y):
+        losses = super().observe(x, y)
+        return Losses(losses.total, distillation=losses.total)
+
+
+class CountsOnTheHost(Sgd):
+    steps = 0
+
+    def commit(self, losses):
+        self.steps += 1
+
+
+class CountsInADict(Sgd):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.seen = {"steps": 0}
+
+    def commit(self, losses):
+        self.seen["steps"] += 1
+
+
+class IgnoresASetting(Sgd):
+    def __init__(self, model, optimizer, *, decay=0.9, **shared):
+        super().__init__(model, optimizer, **shared)
+
+
+class ForgetsItsState(Sgd):
+    """An average that is evaluated, but that no checkpoint has."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.average = copy.deepcopy(self.model).requires_grad_(False)
+
+    def commit(self, losses):
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 0.1)
+
+    def evaluated(self):
+        return self.average
+
+
+class SavesItsState(ForgetsItsState):
+    def extra_state(self):
+        return {"average": self.average}
+
+
 class UnseededDraws(Sgd):
     generators = iter(range(1000))
 
     def observe(self, x, y):
         order = torch.randperm(len(x), generator=generator(next(self.generators), "testing"))[: max(1, len(x) // 2)]
         return super().observe(x[order], y[order])
+
+
+def test_a_learner_with_a_state_of_its_own():
+    check_learner(SavesItsState)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +198,14 @@ class UnseededDraws(Sgd):
         (DoesNotLearn, "the model does not change"),
         (Diverges, "weights are no longer finite"),
         (ReturnsTuple, "returns tuple, not Losses"),
-        (NotOneNumber, r"'replay' has shape \(2,\)"),
-        (NanLoss, "'replay' is nan"),
+        (NotOneNumber, r"'current' has shape \(2,\)"),
+        (NanLoss, "'current' is nan"),
         (Waits, "asks for the value of a tensor"),
+        (UnnamedTerm, "'distillation' is not among its `terms`"),
+        (CountsOnTheHost, "`steps` changes from 2 to 3. A captured step would freeze it"),
+        (CountsInADict, r"`seen` changes from \{'steps': 2\} to"),
+        (IgnoresASetting, "nobody reads the setting decay"),
+        (ForgetsItsState, "continued from its state_dict, it has other weights in 0.weight; see `extra_state`"),
         (GlobalNoise, "draws from torch's global generator"),
         (OverwritesInputs, "changes the inputs in place"),
         (OverwritesLabels, "changes the labels in place"),

@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(small, method):
     message = str(caught.value)
     assert settings.title in message
     assert re.search(r"task 1\b", message)
-    assert re.search(r"step [1-8] \(total \S+, current \S+, replay \S+, consistency \S+\)", message)
+    assert re.search(r"step [1-8] \(total \S+, current [^)]+\)", message)
     assert re.search(r"nan|inf", message)
     assert "smaller learning rate" in message
 
@@ -232,7 +232,7 @@ def test_task_of_a_late_failure(small, monkeypatch):
     def observe(self, x, y):
         steps.append(1)
         losses = original(self, x, y)
-        return losses._replace(current=losses.current * math.nan) if len(steps) == 6 else losses
+        return hf.Losses(losses.total, current=losses.current * (math.nan if len(steps) == 6 else 1))
 
     monkeypatch.setattr(LEARNERS["sgd"], "observe", observe)
     with pytest.raises(hf.TrainingError, match=r"task 2: .*step 6 \(total [\d.]+, current nan"):
@@ -340,13 +340,13 @@ def test_dropout_is_really_random(small, forgetful, monkeypatch):
     """Another state to begin with would give another result."""
     settings = config("sgd", model="forgetful")
     first = run(settings)
-    monkeypatch.setattr("holdfast.training.own_generators", lambda seed, *rest: own_generators(seed + 1, *rest))
+    monkeypatch.setattr("holdfast.run_state.own_generators", lambda seed, *rest: own_generators(seed + 1, *rest))
     assert differ(first, run(settings))
 
 
 def test_a_network_that_draws_nothing_is_left_alone_after_a_while(small, monkeypatch):
     turns = []
-    monkeypatch.setattr("holdfast.training.swapped_globally", lambda *_: nullcontext(turns.append(1)))
+    monkeypatch.setattr("holdfast.run_state.swapped_globally", lambda *_: nullcontext(turns.append(1)))
     assert run(config(batch_size=8)).timing["steps"] > 100
     assert len(turns) == 50
 

@@ -7,13 +7,15 @@ for x, y in stream:
     losses = learner.observe(x, y)
 """
 
-from holdfast import analysis
+# `_startup` comes first: while the rest is imported, the command answers Ctrl-C.
+from holdfast import _startup, analysis  # noqa: F401
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.export import export
-from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -17,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.errors import CheckpointError, UsageError
-from holdfast.files import flush, held
+from holdfast.files import remove_scratch, replacing
 
 __all__ = ["NONSENSE", "VERSION", "Checkpoint", "discard", "read", "write"]
 
@@ -50,20 +49,10 @@ def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, A
     text = json.dumps(content, allow_nan=False)
     tensors = _apart(tensors)
     header = json.dumps({"version": VERSION, "checksum": _checksum(text, tensors), "content": text})
-    scratch = _scratch(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with held(scratch):  # two processes that write one checkpoint take turns
-            try:
-                # Not save_file, which writes to a name of its own choice that a kill would leave behind.
-                scratch.write_bytes(save(tensors, {KEY: header}))
-                flush(scratch)  # the rename must not overtake the content
-                scratch.replace(path)
-            except BaseException:
-                scratch.unlink(missing_ok=True)
-                raise
-        with suppress(OSError):  # not every system can do this with a folder, and the file is whole by now
-            flush(path.parent, os.O_RDONLY)
+        with replacing(path) as scratch:
+            # Not save_file: it writes to a name of its own choice, and a kill would leave that file behind.
+            scratch.write_bytes(save(tensors, {KEY: header}))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
@@ -101,14 +90,8 @@ def discard(path: Path) -> None:
     """Remove the checkpoint, and what a process killed while writing left beside it; the folder too if empty."""
     with suppress(OSError):  # Nobody needs it any more, so failing to remove it harms nobody.
         path.unlink(missing_ok=True)
-        with held(_scratch(path)):  # not while another process writes it
-            _scratch(path).unlink()
+        remove_scratch(path)
         path.parent.rmdir()
-
-
-def _scratch(path: Path) -> Path:
-    """Where the next content of `path` is written. One name, so that the next write clears up after a kill."""
-    return path.with_name(f".{path.name}.new")
 
 
 def _open(path: Path) -> tuple[str, dict[str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from hashlib import sha256
@@ -12,17 +13,20 @@ from math import isfinite
 from typing import Any
 
 from holdfast.errors import UsageError
+from holdfast.methods import needs_buffer
 from holdfast.registry import unknown_name
 
-__all__ = ["PRECISIONS", "PROTOCOL", "WITHOUT_BUFFER", "RunConfig"]
+__all__ = ["PRECISIONS", "PROTOCOL", "RunConfig", "Setting"]
 
 PROTOCOL = 1
 """Raised whenever the same config would mean another computation, so that old results are never mixed with new."""
 
-WITHOUT_BUFFER = ("sgd", "joint")
-"""Methods that keep no samples; their `buffer_size` is None."""
-
 PRECISIONS = ("float32", "bfloat16")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "linear")
+
+Setting = float | int | bool | str
+"""A value of a method's own setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +58,18 @@ class RunConfig:
     """
     train_limit: int | None = None
     """Use only the first so many training samples of each task; None for all."""
-    validation: float = 0.0
-    """Share of each task's training samples to test on in place of its test set, for tuning; 0 for the test set."""
     options: tuple[tuple[str, float], ...] = ()
     """Hyper-parameters of the regularizer other than its defaults, by name."""
+    validation: float = 0.0
+    """Share of each task's training samples to test on in place of its test set, for tuning; 0 for the test set."""
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    """Of sgd."""
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    """Learning rate within each task: constant, or falling to 0 along half a cosine or a line (linear)."""
+    settings: tuple[tuple[str, Setting], ...] = ()
+    """The method's own settings other than its defaults, by name."""
 
     def __post_init__(self) -> None:
         for name in ("tasks", "epochs", "batch_size", "replay_size", "train_limit", "buffer_size"):
@@ -67,9 +79,11 @@ class RunConfig:
                 raise UsageError(f"{name.replace('_', ' ')} must be a whole number of at least 1, not {value!r}.")
         if not _is_whole(self.seed):
             raise UsageError(f"seed must be a whole number, not {self.seed!r}.")
-        if self.buffer_size is None and self.method not in WITHOUT_BUFFER:
+        if not needs_buffer(self.method):
+            object.__setattr__(self, "buffer_size", None)
+        elif self.buffer_size is None:
             raise UsageError(f"method '{self.method}' needs a buffer size, for instance 200.")
-        for name in ("lr", "alpha", "beta", "validation"):
+        for name in ("lr", "alpha", "beta", "validation", "momentum", "weight_decay"):
             value = getattr(self, name)
             if not _is_finite(value) or value < 0:
                 raise UsageError(f"{name} must be a finite number of at least 0, not {value!r}.")
@@ -77,16 +91,13 @@ class RunConfig:
             object.__setattr__(self, name, abs(float(value)))
         if self.validation >= 1:
             raise UsageError(f"validation must be a share of less than 1, for instance 0.1, not {self.validation}.")
-        options = dict(self.options)
-        for name, value in options.items():
-            if not _is_finite(value):
-                raise UsageError(f"regularizer.{name} must be a finite number, not {value!r}.")
-            options[name] = float(value) + 0.0
-        object.__setattr__(self, "options", tuple(sorted(options.items())))
-        if self.method in WITHOUT_BUFFER:
-            object.__setattr__(self, "buffer_size", None)
-        if self.precision not in PRECISIONS:
-            raise unknown_name("precision", self.precision, list(PRECISIONS))
+        if self.momentum and self.optimizer != "sgd":
+            raise UsageError(f"momentum belongs to sgd; {self.optimizer} has its own.")
+        object.__setattr__(self, "options", _sorted_numbers(self.options, "regularizer."))
+        object.__setattr__(self, "settings", _sorted_numbers(self.settings, ""))
+        for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise unknown_name(name, getattr(self, name), list(known))
 
     @classmethod
     def preset(
@@ -97,7 +108,7 @@ class RunConfig:
         >>> RunConfig.preset("rot-mnist", "linf", buffer_size=500).lr
         0.2
         """
-        if method in WITHOUT_BUFFER:
+        if not needs_buffer(method):
             buffer_size = None
         values = _preset(benchmark, method, buffer_size)
         return cls(benchmark=benchmark, method=method, buffer_size=buffer_size, seed=seed, **values).change(**changes)
@@ -110,13 +121,14 @@ class RunConfig:
                 raise unknown_name("setting", name, known)
         return replace(self, **changes)
 
-    def parse(self, assignments: list[str]) -> RunConfig:
+    def parse(self, assignments: Iterable[str], settings: Mapping[str, Any] | None = None) -> RunConfig:
         """This config with `key=value` texts applied, as typed at a command line.
 
-        `regularizer.temperature=0.1` sets a hyper-parameter of the regularizer.
+        `regularizer.temperature=0.1` sets a hyper-parameter of the regularizer. `settings` are the method's own, by
+        name, each with its default, whose type the text is converted to.
         """
         changes: dict[str, Any] = {}
-        options = dict(self.options)
+        options, own, known = dict(self.options), dict(self.settings), dict(settings or {})
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             if not equals:
@@ -125,33 +137,34 @@ class RunConfig:
                 raise UsageError(f"{key} decides the preset, so it cannot be set on top of one; give it as such.")
             if key.startswith("regularizer."):
                 options[key.removeprefix("regularizer.")] = _number(key, text)
+            elif key in known:
+                own[key] = _like(known[key], key, text)
             else:
-                changes[key] = self._convert(key, text)
-        return self.change(**changes, options=tuple(options.items()))
+                changes[key] = self._convert(key, text, list(known))
+        return self.change(**changes, options=tuple(options.items()), settings=tuple(own.items()))
 
-    def _convert(self, key: str, text: str) -> Any:
+    def _convert(self, key: str, text: str, others: list[str]) -> Any:
         """A typed value for the field `key`."""
-        types = {field.name: str(field.type) for field in fields(self) if field.name != "options"}
+        types = {field.name: str(field.type) for field in fields(self) if field.name not in ("options", "settings")}
         if key not in types:
-            raise unknown_name("setting", key, [*types, "regularizer.NAME"])
+            raise unknown_name("setting", key, [*types, *others, "regularizer.NAME"])
         if text.lower() in ("none", "") and "None" in types[key]:
             return None
         if "int" in types[key]:
-            try:
-                return int(text)  # Exact, however large.
-            except ValueError:
-                number = _number(key, text)  # `1e3` is a whole number as well.
-            if not number.is_integer():
-                raise UsageError(f"{key} must be a whole number, not '{text}'.")
-            return int(number)
+            return _whole(key, text)
         return _number(key, text) if "float" in types[key] else text
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values; `from_dict` reverses it."""
-        values = {**asdict(self), "options": dict(self.options)}
-        if not self.validation:  # a later field: left out, so that the fingerprints of earlier results stay valid
-            del values["validation"]
-        return values
+        """The fields as plain JSON values; `from_dict` reverses it.
+
+        Fields after `options` came later. They are left out where they have their default, so that a new field never
+        changes the fingerprint of an old config.
+        """
+        values = {**asdict(self), "options": dict(self.options), "settings": dict(self.settings)}
+        names = [field.name for field in fields(self)]
+        later = fields(self)[names.index("options") + 1 :]
+        unchanged = [field.name for field in later if getattr(self, field.name) == field.default]
+        return {name: value for name, value in values.items() if name not in unchanged}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunConfig:
@@ -174,6 +187,18 @@ class RunConfig:
         return f"{self.benchmark} {self.method}{buffer}, seed {self.seed}"
 
 
+def _sorted_numbers(given: Any, prefix: str) -> tuple[tuple[str, Any], ...]:
+    """Pairs sorted by name, each number in one spelling; a number that is not finite raises."""
+    values = dict(given)
+    for name, value in values.items():
+        if isinstance(value, bool) or (isinstance(value, str) and not prefix):
+            continue
+        if not _is_finite(value):
+            raise UsageError(f"{prefix}{name} must be a finite number, not {value!r}.")
+        values[name] = float(value) + 0.0 if prefix or isinstance(value, float) else value
+    return tuple(sorted(values.items()))
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -187,6 +212,27 @@ def _number(key: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"{key} must be a number, not '{text}'.") from None
+
+
+def _whole(key: str, text: str) -> int:
+    try:
+        return int(text)  # exact, however large
+    except ValueError:
+        number = _number(key, text)  # `1e3` is a whole number as well
+    if not number.is_integer():
+        raise UsageError(f"{key} must be a whole number, not '{text}'.")
+    return int(number)
+
+
+def _like(default: object, key: str, text: str) -> Setting:
+    """`text` as a value of the type of `default`."""
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{key} must be true or false, not '{text}'.")
+        return text.lower() == "true"
+    if isinstance(default, int):
+        return _whole(key, text)
+    return text if isinstance(default, str) else _number(key, text)
 
 
 @cache
@@ -203,7 +249,10 @@ def _preset(benchmark: str, method: str, buffer_size: int | None) -> dict[str, A
     values |= _column(family if isinstance(family, dict) else table.get("consistency", {}), buffer_size)
     if method in tables["beta"]:
         values["beta"] = tables["beta"][method]
-    return values | _column(table.get("tuned", {}).get(method, {}), buffer_size)
+    values |= _column(table.get("tuned", {}).get(method, {}), buffer_size)
+    # Names that are no field of a config are settings of the method.
+    own = {key: values.pop(key) for key in set(values) - {field.name for field in fields(RunConfig)}}
+    return values | {"settings": tuple(own.items())}
 
 
 def _column(family: dict[str, Any], buffer_size: int | None) -> dict[str, Any]:

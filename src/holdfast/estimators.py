@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.evaluation import predict
-from holdfast.learners import LEARNERS, ConsistencyReplay, ExperienceReplay, Learner
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Sgd
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.regularizers import Regularizer
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
@@ -94,7 +94,7 @@ class _ReplayEstimator(BaseEstimator):
         optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
         options = self._options()
         if self.buffer_size is None:
-            return LEARNERS["sgd"](network, optimizer, **options)
+            return Sgd(network, optimizer, **options)
         options |= {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
         if self.regularizer is None:
             return ExperienceReplay(network, optimizer, **options)

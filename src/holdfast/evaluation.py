@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from holdfast.augment import View
 from holdfast.data import ImageSet
 
-__all__ = ["Exam", "Row", "evaluate", "evaluating", "grade", "predict"]
+__all__ = ["Accuracies", "Exam", "evaluate", "evaluating", "grade", "predict"]
 
-BATCH_ELEMENTS = {"cpu": 800_000, "cuda": 16_000_000}
-"""Input numbers a batch: on a CPU what its caches like, on a GPU what fills it."""
+BATCH_ELEMENTS, CPU_BATCH_ELEMENTS = 16_000_000, 800_000
+"""Input numbers of a batch: enough to fill a GPU; on a CPU as many as its caches hold."""
 
 
 class Exam(NamedTuple):
@@ -26,7 +26,7 @@ class Exam(NamedTuple):
     mask: Tensor | None
 
 
-class Row(NamedTuple):
+class Accuracies(NamedTuple):
     """Accuracies in percent per test set: over all classes, and over each task's own."""
 
     class_il: list[float]
@@ -49,13 +49,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor, view: View, precision: str = "float32") -> Tensor:
     """Logits (N, C) float32 of `model` in evaluation mode, without augmentation; its mode is restored."""
-    size = max(1, BATCH_ELEMENTS[images.device.type] // max(1, prod(images.shape[1:])))
-    with evaluating(model), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    elements = CPU_BATCH_ELEMENTS if images.device.type == "cpu" else BATCH_ELEMENTS
+    size = max(1, elements // max(1, prod(images.shape[1:])))
+    reduced = torch.autocast(images.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    with evaluating(model), reduced:
         return torch.cat([model(view(part)).float() for part in torch.split(images, size)])
 
 
 @torch.no_grad()
-def grade(logits: Sequence[Tensor], exams: Sequence[Exam]) -> Row:
+def grade(logits: Sequence[Tensor], exams: Sequence[Exam]) -> Accuracies:
     """One row of the accuracy matrix from the logits on each test set; waits for the device once."""
     hits = []
     for answers, ((_, labels), mask) in zip(logits, exams, strict=True):
@@ -64,9 +66,9 @@ def grade(logits: Sequence[Tensor], exams: Sequence[Exam]) -> Row:
             within = (answers.masked_fill(~mask, -torch.inf).argmax(dim=1) == labels).double().mean()
         hits.append(torch.stack([overall, within]))
     class_il, task_il = (100 * torch.stack(hits)).T.tolist()
-    return Row(class_il, task_il)
+    return Accuracies(class_il, task_il)
 
 
-def evaluate(model: nn.Module, exams: Sequence[Exam], view: View, precision: str = "float32") -> Row:
+def evaluate(model: nn.Module, exams: Sequence[Exam], view: View, precision: str = "float32") -> Accuracies:
     """One row of the accuracy matrix."""
     return grade([predict(model, exam.images.images, view, precision) for exam in exams], exams)

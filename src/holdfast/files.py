@@ -1,45 +1,65 @@
-"""Files that are written whole or not at all, and locks, which end with the process that holds them."""
+"""Files that are written whole or not at all, and locks that end with the process that took them."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from threading import get_ident
 
-__all__ = ["flush", "held", "lock", "replacing"]
+__all__ = ["flush", "lock", "locked", "remove_scratch", "replacing"]
+
+HOUR = 3600.0  # seconds; no file takes longer to write
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write a file to, which takes the place of `path` at the end of the block.
+    """A new, empty file beside `path` to write to. At the end of the block it replaces `path`.
 
-    If the block raises, what was there before stays, and nothing else is left. The folder is made if need be.
+    If the block raises, the old file stays and the new one is removed. A missing folder is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}-{os.getpid()}-{get_ident()}")
+    remove_scratch(path, HOUR)
+    # Nobody can put a link at a name that nobody can guess.
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield scratch
-        flush(scratch)  # the rename must not overtake the content
+        flush(scratch)  # the content must be on the disk before the name says so
         scratch.replace(path)
-    finally:
+    except BaseException:
         scratch.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
 
 
-def flush(path: Path, flags: int = os.O_RDWR) -> None:
-    """Wait until the file, or the names in a folder, are on the disk."""
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def remove_scratch(path: Path, age: float = 0.0) -> None:
+    """Remove the files that processes killed inside `replacing(path)` left, if they are `age` seconds old."""
+    with suppress(OSError):  # they take up room and do no other harm
+        for file in path.parent.iterdir():
+            if file.name.startswith(f".{path.name}.") and file.name.endswith(".new"):
+                with suppress(FileNotFoundError):
+                    if time.time() - file.lstat().st_mtime >= age:
+                        file.unlink()
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    folder = path.is_dir()
+    with suppress(OSError) if folder else nullcontext():  # not every system can flush a folder
+        handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def lock(handle: int, *, wait: bool = True) -> bool:
-    """Lock an open file until it is closed; False, without waiting, if somebody else has it.
+    """Lock an open file until it is closed. Without `wait`, False if another process has locked it.
 
-    Without effect where there are no such locks: on systems other than Unix, and in some network folders.
+    Without effect where such locks do not exist: outside Unix and in some network folders.
     """
     try:
         from fcntl import LOCK_EX, LOCK_NB, flock
@@ -55,30 +75,14 @@ def lock(handle: int, *, wait: bool = True) -> bool:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Be the only one in this block for `path`: a folder, or a file, which is created if it is not there.
-
-    Inside, it may be renamed or removed: those who waited for it then take one of that name anew.
-    """
-    while True:
-        if not path.is_dir():
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        elif os.name == "posix":
-            handle = os.open(path, os.O_RDONLY)
-        else:  # folders cannot be opened, nor files locked
-            yield
-            return
-        try:
-            lock(handle)
-            if _is_at(handle, path):
-                yield
-                return
-        finally:
-            os.close(handle)
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file still bears this name."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.stat())
-    return False
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block, of all that lock this folder. Without effect where `lock` is."""
+    if os.name != "posix":  # other systems cannot open folders
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lock(handle)
+        yield
+    finally:
+        os.close(handle)

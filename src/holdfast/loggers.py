@@ -89,7 +89,7 @@ class _Friend:
 
     def log(self, step: int, values: Values) -> None:
         """Keep named numbers of one step; tensors are read, which waits for the device."""
-        named = values._asdict() if isinstance(values, Losses) else values
+        named = values.as_dict() if isinstance(values, Losses) else values
         numbers = {key: float(value) for key, value in named.items() if value is not None}
         self._guarded(lambda: self._write(step, numbers))
 

@@ -1,4 +1,4 @@
-"""What a sample may be made of: one tensor, or dicts, tuples and lists of tensors, nested as deep as one likes."""
+"""Minibatches of several tensors: dicts, tuples and lists of tensors, nested as deep as one likes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from holdfast.errors import UsageError
 __all__ = ["Nested", "concat", "leaves", "outline", "rebuild", "rows", "split", "transform"]
 
 Nested = Any
-"""A tensor, or dicts (with texts as keys), tuples and lists of them; row i of every tensor belongs to one sample."""
+"""A tensor, or dicts (with texts as keys), tuples and lists of them; row i of every tensor belongs to sample i."""
 
 
 def leaves(value: Nested, name: str) -> dict[str, Tensor]:
-    """Every tensor in `value`, which is called `name`, by its own name as one would write it: x['left'][0]."""
+    """Every tensor in `value` by its name in Python, for instance x['left'][0] if `name` is "x"."""
     if isinstance(value, Tensor):
         return {name: value}
     found: dict[str, Tensor] = {}
@@ -27,7 +27,7 @@ def leaves(value: Nested, name: str) -> dict[str, Tensor]:
 
 
 def outline(value: Nested, name: str) -> Any:
-    """The nesting of `value` with the names of its tensors in their places: what `rebuild` fills again."""
+    """The nesting of `value`, with the name of each tensor in its place; `rebuild` puts the tensors back."""
     if isinstance(value, Tensor):
         return name
     return _like(value, [outline(item, part) for part, item in _parts(value, name)])
@@ -48,7 +48,7 @@ def transform(function: Callable[[Tensor], Tensor], value: Nested, name: str = "
 
 
 def concat(values: Sequence[Nested]) -> Nested:
-    """Samples of one form, one after the other."""
+    """Minibatches of one form, one after the other."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(list(values))
@@ -57,7 +57,7 @@ def concat(values: Sequence[Nested]) -> Nested:
 
 
 def split(value: Nested, sizes: Sequence[int]) -> list[Nested]:
-    """Samples in consecutive parts of these sizes: `concat` undone."""
+    """Consecutive minibatches of these sizes; the inverse of `concat`."""
     if isinstance(value, Tensor):
         return list(torch.split(value, list(sizes)))
     form = outline(value, "x")
@@ -66,7 +66,7 @@ def split(value: Nested, sizes: Sequence[int]) -> list[Nested]:
 
 
 def rows(value: Nested, name: str = "x") -> int:
-    """How many samples there are; tensors that do not agree about it raise."""
+    """The number of samples; raises if the tensors have different numbers of rows."""
     if isinstance(value, Tensor) and value.dim():
         return value.shape[0]  # len() of a tensor is slow
     counts = {}
@@ -81,26 +81,29 @@ def rows(value: Nested, name: str = "x") -> int:
 
 
 def _parts(value: Nested, name: str) -> Iterator[tuple[str, Any]]:
-    """What a container holds, each with its name; anything that is no container raises."""
-    known = type(value) in (tuple, list) or isinstance(value, Mapping)
-    if not known:
-        # A named tuple among them: a checkpoint could not say which it was.
-        raise UsageError(
-            f"{name} is of type {type(value).__name__}: inputs must be tensors, or dicts, tuples and lists of tensors."
-        )
+    """The items of a dict, tuple or list, each with its name; raises for anything else."""
+    kind = type(value).__name__
+    # Named tuples are refused as well: a checkpoint could not say which class it was.
+    if type(value) not in (tuple, list) and not isinstance(value, Mapping):
+        raise UsageError(f"{name} is of type {kind}: inputs must be tensors, or dicts, tuples and lists of tensors.")
     if not value:
-        raise UsageError(f"{name} is empty: a {type(value).__name__} of inputs must hold at least one tensor.")
-    if not isinstance(value, Mapping):
-        yield from ((f"{name}[{number}]", item) for number, item in enumerate(value))
+        raise UsageError(f"{name} is empty: a {kind} of inputs must hold at least one tensor.")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise UsageError(f"{name} has the key {key!r}: the keys of inputs must be texts.")
+            yield f"{name}[{key!r}]", item
         return
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise UsageError(f"{name} has the key {key!r}: the keys of inputs must be texts.")
-        yield f"{name}[{key!r}]", item
+    if all(isinstance(item, Mapping) for item in value):
+        raise UsageError(
+            f"{name} is a {kind} of dicts. Row i of every tensor must belong to sample i, so one dict per sample would "
+            "mix the samples. Give one dict of tensors with one row per sample; pad rows of different lengths."
+        )
+    yield from ((f"{name}[{number}]", item) for number, item in enumerate(value))
 
 
 def _like(value: Any, items: list[Any]) -> Any:
-    """`items` in a container such as `value` is."""
+    """`items` in a container of the kind of `value`."""
     if isinstance(value, Mapping):
         return dict(zip(value, items, strict=True))
     return tuple(items) if isinstance(value, tuple) else items

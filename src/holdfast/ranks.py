@@ -1,4 +1,4 @@
-"""Several processes that act as one: what each of them brings, rows that travel, errors that all of them see."""
+"""The processes of one job: they compare counts, send rows to each other, and fail together."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from holdfast.rng import derive_seed, restore
 __all__ = ["Meeting", "Ranks", "to_device"]
 
 TAG = int.from_bytes(b"hold")
-"""Keeps messages between the hosts apart from those that a program sends itself."""
+"""Marks our messages between the hosts, so that they are not taken for the program's own."""
 
 
 @dataclass
 class Meeting:
-    """What a rank brings to one, and what it learns there."""
+    """What a rank tells the others in `Ranks.together`, and what it learns from them."""
 
     count: int = 0
-    """How many samples this rank brings, or asks for."""
+    """How many samples this rank has, or asks for."""
     form: str = ""
-    """What must be the same on all ranks, in words."""
+    """A text that must be the same on all ranks."""
     counts: list[int] = field(default_factory=list)
-    """Once all have met: every rank's count, in the order of the ranks."""
+    """After the block: the count of every rank, in order."""
 
 
 class Ranks:
     """The processes of one job, as torchrun starts them.
 
-    Rows travel by the process group they are given (NCCL between GPUs); counts and errors by one between the hosts
-    (gloo), so that nothing a step asks of the other ranks waits for a GPU.
+    Rows are sent through the given process group (NCCL between GPUs). Counts and errors are sent through another one
+    between the hosts (gloo), so that no step has to wait for a GPU to learn them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -54,37 +54,39 @@ class Ranks:
 
     @contextmanager
     def together(self, action: str) -> Iterator[Meeting]:
-        """Each rank does its own part inside; all go on, or all raise.
+        """Each rank does its own part in the block; then all of them continue, or all of them raise.
 
-        They raise if one of them did, if they do not all do the same `action`, or if the forms they bring differ.
-        Nothing inside may wait for another rank.
+        They raise if one rank raised, if their actions differ, or if their forms differ. Do not wait for another rank
+        inside the block.
         """
         meeting, problem = Meeting(), None
         try:
             yield meeting
         except HoldfastError as error:
             problem = error
-        brought = [problem is not None, derive_seed(0, action), derive_seed(0, meeting.form), meeting.count]
-        failed, actions, forms, counts = torch.stack(self._gather(torch.tensor(brought))).T.tolist()
+        # Texts are compared by their hashes.
+        numbers = [problem is not None, derive_seed(0, action), derive_seed(0, meeting.form), meeting.count]
+        failed, actions, forms, counts = torch.stack(self._gather(torch.tensor(numbers))).T.tolist()
         if any(failed):
             self._raise(failed.index(1), problem)
-        for what, told, words in (("what they do", actions, action), ("what they bring", forms, meeting.form)):
-            if len(set(told)) > 1:
+        for what, hashes, text in (("what they do", actions, action), ("what they bring", forms, meeting.form)):
+            if len(set(hashes)) > 1:
+                told = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(self._texts(text)))
                 raise UsageError(
-                    f"the ranks differ in {what}: {self._each(words)}. "
+                    f"the ranks differ in {what}: {told}. "
                     "Give all of them the same settings, the same steps, and data of one form."
                 )
         meeting.counts = counts
 
     def ship(self, rows: Tensor, origin: Tensor, destination: Tensor) -> Tensor:
-        """Send rows of a list that all ranks know: row i goes from rank origin[i] to rank destination[i].
+        """Send rows between ranks: row i of a list that all ranks know goes from rank origin[i] to rank destination[i].
 
-        `rows` (B, bytes) uint8 are those that start at this rank, in the list's order. Returned are those that end
-        here, in the list's order too. `origin` and `destination` are int64 in host memory.
+        `rows` (B, bytes) uint8 are the rows that start here; the rows that end here are returned, both in the order of
+        the list. `origin` and `destination` are int64 in host memory.
         """
         leaving, coming = destination[origin == self.rank], origin[destination == self.rank]
         arrived = rows.new_empty(len(coming), rows.shape[1])
-        if len(origin) == 0:  # which every rank knows
+        if len(origin) == 0:  # the same on every rank, so no rank waits
             return arrived
         sorted_rows = rows[to_device(leaving.argsort(stable=True), rows.device)]
         sent, received = (ends.bincount(minlength=self.size).tolist() for ends in (leaving, coming))
@@ -93,7 +95,7 @@ class Ranks:
         else:
             with _contact():
                 dist.all_to_all_single(arrived, sorted_rows, received, sent, group=self.group)
-        # They come rank by rank; the second argsort inverts the first.
+        # The rows arrive rank by rank. The second argsort inverts the first.
         return arrived[to_device(coming.argsort(stable=True).argsort(), rows.device)]
 
     def gather(self, data: Tensor) -> list[Tensor]:
@@ -104,9 +106,9 @@ class Ranks:
         return [row[:length] for row, length in zip(self._gather(padded), lengths, strict=True)]
 
     def restore(self, generator: torch.Generator, states: Sequence[Tensor]) -> None:
-        """Put this rank's generator where that of the same rank was; `states` are those of all ranks there were.
+        """Set this rank's generator to the saved state of the same rank; `states` has one state for every rank then.
 
-        A rank that was not there begins a sequence of its own.
+        A rank that did not exist then begins a sequence of its own.
         """
         if self.rank < len(states):
             restore(generator, states[self.rank])
@@ -115,16 +117,16 @@ class Ranks:
 
     def _gather(self, numbers: Tensor) -> list[Tensor]:
         """Every rank's tensor, all of one shape and type."""
-        told = [torch.empty_like(numbers) for _ in range(self.size)]
-        self._exchange([numbers] * self.size, told)
-        return told
+        gathered = [torch.empty_like(numbers) for _ in range(self.size)]
+        self._exchange([numbers] * self.size, gathered)
+        return gathered
 
     def _exchange(self, leaving: Sequence[Tensor], coming: Sequence[Tensor]) -> None:
-        """Send leaving[i] to rank i and fill coming[i] by what rank i sends, all of it in host memory.
+        """Send leaving[i] to rank i and fill coming[i] with what rank i sends; all tensors are in host memory.
 
-        By messages, since gloo carries out collectives in threads of its own. These let go of the tensors after the
-        collective has returned, and need the interpreter for it: a program whose last act is one would now and then
-        abort, with all its work done (https://github.com/pytorch/pytorch/issues/190489).
+        Single messages instead of a collective, because gloo runs collectives in threads that release the tensors only
+        after the collective has returned, and need the interpreter for that. A program that ends right after one would
+        sometimes abort, with all its work done (https://github.com/pytorch/pytorch/issues/190489).
         """
         coming[self.rank].copy_(leaving[self.rank])
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -137,26 +139,24 @@ class Ranks:
                 message.wait()
 
     def _texts(self, text: str) -> list[str]:
-        told = self.gather(torch.tensor(list(text.encode()), dtype=torch.uint8))
-        return [bytes(row.tolist()).decode() for row in told]
-
-    def _each(self, text: str) -> str:
-        return "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(self._texts(text)))
+        """Every rank's text."""
+        rows = self.gather(torch.tensor(list(text.encode()), dtype=torch.uint8))
+        return [bytes(row.tolist()).decode() for row in rows]
 
     def _raise(self, culprit: int, problem: HoldfastError | None) -> None:
-        """On the rank that failed, its own error; on the others one of the same type that says whose it is."""
+        """Raise the rank's own error on the rank that failed, and on the others one of its type that names the rank."""
         kind, _, message = self._texts(f"{type(problem).__name__}\n{problem}")[culprit].partition("\n")
         raise problem or getattr(errors, kind, HoldfastError)(f"rank {culprit} failed: {message}")
 
 
 def to_device(index: Tensor, device: torch.device) -> Tensor:
-    """`index`, which is in host memory, on `device`, without waiting for it."""
+    """A tensor in host memory, copied to `device` without waiting for it."""
     return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager
 def _contact() -> Iterator[None]:
-    """Collectives fail with what the network says; people need to know that a rank is gone."""
+    """Turn an error of the network into a message that says what happened: a rank is gone."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Name -> object, with a description. A name that is taken raises; an unknown one raises and names the nearest."""
+"""Name -> object, with a description. A name that is taken is refused; an unknown name raises and gives the nearest."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
-    """The error for a name that nobody registered, with the nearest known name or, failing that, all of them."""
+    """The error for an unknown name. It gives the nearest known name or, if none is near, all of them."""
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.52)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
     return UsageError(f"unknown {kind} '{name}': {hint}")
 
 
 def _redefines(new: object, old: object) -> bool:
-    """Whether both were defined under one name in one module, so that the former one is gone there."""
+    """Whether `new` replaces `old` in its module: both have one module and one name."""
     names = [(getattr(each, "__module__", None), getattr(each, "__qualname__", "<unnamed>")) for each in (new, old)]
     return names[0] == names[1] and "<" not in names[0][1]
 
 
 class Registry(Mapping[str, T]):
-    """A read-only mapping that grows by registration only.
+    """A read-only mapping that grows only by registration. A name in the registry `beside` it is taken here too.
 
     >>> SHAPES: Registry[int] = Registry("shape")
     >>> SHAPES.register("triangle", "three corners")(3)
@@ -36,20 +36,29 @@ class Registry(Mapping[str, T]):
     (3, 'three corners')
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, beside: Registry[Any] | None = None) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
         self._descriptions: dict[str, str] = {}
+        self._beside = beside
+        if beside is not None:
+            beside._beside = self  # names are taken in both directions
 
     def register(self, name: str, description: str | None = None) -> Callable[[T], T]:
         """A decorator that files an object under `name`; the description defaults to its docstring's first line.
 
-        Defined anew, as by a cell of a notebook that is run again, an object takes the place of its former self.
+        An object that is defined again, as by a notebook cell that runs twice, replaces its earlier self.
         """
 
         def add(entry: T) -> T:
             if name in self._entries and not _redefines(entry, self._entries[name]):
                 raise UsageError(f"{self.kind} '{name}' is registered already; choose another name.")
+            if self._beside is not None and name in self._beside:
+                other = self._beside.kind
+                raise UsageError(
+                    f"there is a {other} '{name}' already, and a {self.kind} and a {other} cannot have the same name: "
+                    "choose another one."
+                )
             self._entries[name] = entry
             self._descriptions[name] = description or (entry.__doc__ or "").strip().partition("\n")[0]
             return entry
@@ -71,7 +80,7 @@ class Registry(Mapping[str, T]):
         return name in self._entries
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """The entry, or `default` where there is none."""
+        """The entry, or `default` if there is none."""
         return self._entries.get(name, default)
 
     def __iter__(self) -> Iterator[str]:

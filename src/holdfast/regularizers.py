@@ -1,10 +1,13 @@
-"""The consistency regularizers of the paper: pure functions (current, stored) -> scalar.
+"""The consistency regularizers of the paper: functions (current, stored) -> scalar, the smaller the more consistent.
 
-`current` are the logits the network gives now, with gradient; `stored` are those it gave when the sample went into
-the buffer. Both have shape (B, C). A smaller value means that the network answers more as it used to. Every function
-is finite, with finite gradients, for identical inputs, for rows of zeros, for B = 1, and for logits of +-1e4.
+`current` are the logits that the network gives now, with gradient; `stored` are those it gave when the sample went into
+the buffer. Both are (B, C). Each formula is for one sample, and the function returns the mean over the samples:
 
-Adding one takes ten lines:
+    z, s    a row of `current` and of `stored`      p, q    softmax(z) and softmax(s)
+    c, d    classes, from 1 to C                    u, v    z and s divided by their L2 norm
+
+Every function is finite, with finite gradients, for identical inputs, for rows of zeros, for B = 1, and for logits of
++-1e4. To add one takes ten lines:
 
 >>> from holdfast.regularizers import REGULARIZERS
 >>> @REGULARIZERS.register("huber", "Huber distance of the logits")
@@ -22,50 +25,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.registry import Registry
+from holdfast.methods import REGULARIZERS
 
 __all__ = ["REGULARIZERS", "Regularizer"]
 
-
 Regularizer = Callable[..., Tensor]
 """A function of two (B, C) logit tensors; its hyper-parameters are keyword arguments with defaults."""
-
-REGULARIZERS: Registry[Regularizer] = Registry("regularizer")
 
 
 # --- strict consistency: the logits themselves must stay where they were ---------------------------------------------
 
 
-@REGULARIZERS.register("l1")
+@REGULARIZERS.register("l1", "L1 norm of the difference; with more classes it needs a smaller weight")
 def l1(current: Tensor, stored: Tensor) -> Tensor:
-    """Mean over rows of the L1 norm of the difference. A sum over classes: the more there are, the smaller a weight."""
+    """Σ_c |z_c - s_c|."""
     return (current - stored).abs().sum(dim=1).mean()
 
 
-@REGULARIZERS.register("l2")
+@REGULARIZERS.register("l2", "L2 norm of the difference")
 def l2(current: Tensor, stored: Tensor) -> Tensor:
-    """Mean over rows of the L2 norm of the difference."""
+    """√ Σ_c (z_c - s_c)²."""
     # linalg's norm has subgradient 0 at 0, where sqrt would give NaN.
     norms: Tensor = torch.linalg.vector_norm(current - stored, dim=1)
     return norms.mean()
 
 
-@REGULARIZERS.register("linf")
+@REGULARIZERS.register("linf", "Largest absolute difference")
 def linf(current: Tensor, stored: Tensor) -> Tensor:
-    """Mean over rows of the largest absolute difference."""
+    """max_c |z_c - s_c|."""
     return (current - stored).abs().amax(dim=1).mean()
 
 
-@REGULARIZERS.register("mse")
+@REGULARIZERS.register("mse", "Mean squared difference over samples and classes")
 def mse(current: Tensor, stored: Tensor) -> Tensor:
-    """Mean squared difference over rows and classes."""
+    """1/C Σ_c (z_c - s_c)²."""
     return F.mse_loss(current, stored)
 
 
-@REGULARIZERS.register("kl")
+@REGULARIZERS.register("kl", "KL(stored || current) of the softmax outputs, mean over samples and classes")
 def kl(current: Tensor, stored: Tensor) -> Tensor:
-    """KL(stored || current) of the softmax outputs, mean over rows and classes."""
-    # The direction and the division by C are those behind the published numbers; the paper's text has the other.
+    """1/C Σ_c q_c log(q_c / p_c)."""
+    # The direction and the factor 1/C are those behind the published numbers; the paper's text has the other direction.
     # (`reduction="mean"` warns that it will change its meaning, so the mean is taken here.)
     now, then = F.log_softmax(current, dim=1), F.log_softmax(stored, dim=1)
     return F.kl_div(now, then, reduction="none", log_target=True).mean()
@@ -74,9 +74,9 @@ def kl(current: Tensor, stored: Tensor) -> Tensor:
 # --- approximate consistency: borrowed from self-supervised learning -------------------------------------------------
 
 
-@REGULARIZERS.register("mi")
+@REGULARIZERS.register("mi", "Minus the mutual information of the two softmax outputs, estimated over the batch")
 def mi(current: Tensor, stored: Tensor) -> Tensor:
-    """Minus the mutual information of the two softmax outputs, estimated over the batch."""
+    """-Σ_cd J_cd log(J_cd / (J_c J_d)), where J_c = Σ_d J_cd and J_cd ~ p_c q_d + p_d q_c, summed over the batch."""
     joint = current.softmax(dim=1).T @ stored.softmax(dim=1)
     joint = joint + joint.T
     joint = (joint / joint.sum()).clamp_min(torch.finfo(joint.dtype).eps)
@@ -84,9 +84,12 @@ def mi(current: Tensor, stored: Tensor) -> Tensor:
     return (joint * (marginals - joint.log())).sum()
 
 
-@REGULARIZERS.register("simclr")
+@REGULARIZERS.register("simclr", "NT-Xent over the 2B normalised rows; a sample's two rows are the positive pair")
 def simclr(current: Tensor, stored: Tensor, *, temperature: float = 0.5) -> Tensor:
-    """NT-Xent over the 2B normalised rows; each sample's two logit vectors are the positive pair."""
+    """-log(exp(w·w⁺ / temperature) / Σ exp(w·w' / temperature)), mean over all rows w of u and v.
+
+    w⁺ is the other row of the same sample; the sum is over all rows w' other than w.
+    """
     rows = F.normalize(torch.cat([current, stored]), dim=1)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     similarity = (rows @ rows.T / temperature).masked_fill(itself, -torch.inf)
@@ -94,22 +97,22 @@ def simclr(current: Tensor, stored: Tensor, *, temperature: float = 0.5) -> Tens
     return F.cross_entropy(similarity, partner)
 
 
-@REGULARIZERS.register("byol")
+@REGULARIZERS.register("byol", "Squared distance of the normalised rows")
 def byol(current: Tensor, stored: Tensor) -> Tensor:
-    """Mean squared distance of the normalised rows, 2 - 2 cos."""
+    """|u - v|² = 2 - 2 u·v."""
     return (2 - 2 * _cosine(current, stored)).mean()
 
 
-@REGULARIZERS.register("dino")
+@REGULARIZERS.register("dino", "Cross-entropy of sharpened softmax outputs of the normalised rows; stored ones teach")
 def dino(current: Tensor, stored: Tensor, *, student: float = 0.1, teacher: float = 0.06) -> Tensor:
-    """Cross-entropy between sharpened softmax outputs of the normalised rows; the stored ones teach."""
+    """-Σ_c softmax(v / teacher)_c log softmax(u / student)_c."""
     target = (F.normalize(stored, dim=1) / teacher).softmax(dim=1)
     return F.cross_entropy(F.normalize(current, dim=1) / student, target)
 
 
-@REGULARIZERS.register("barlow")
+@REGULARIZERS.register("barlow", "Barlow Twins: the classes' cross-correlation over the batch should be the identity")
 def barlow(current: Tensor, stored: Tensor, *, diagonal: float = 0.5, off_diagonal: float = 0.05) -> Tensor:
-    """Barlow Twins: the classes' cross-correlation over the batch should be the identity."""
+    """diagonal Σ_c (1 - R_cc)² + off_diagonal Σ_c≠d R_cd², where R_cd is the mean of u_c v_d over the batch."""
     correlation = F.normalize(current, dim=1).T @ F.normalize(stored, dim=1) / len(current)
     squares = correlation.square()
     on = correlation.diagonal()
@@ -117,9 +120,9 @@ def barlow(current: Tensor, stored: Tensor, *, diagonal: float = 0.5, off_diagon
     return diagonal * (1 - on).square().sum() + off_diagonal * (squares.sum() - squares.diagonal().sum())
 
 
-@REGULARIZERS.register("simsiam")
+@REGULARIZERS.register("simsiam", "Minus the cosine similarity")
 def simsiam(current: Tensor, stored: Tensor) -> Tensor:
-    """Minus the mean cosine similarity."""
+    """-u·v."""
     return -_cosine(current, stored).mean()
 
 

@@ -13,7 +13,10 @@ AssertionError: regularizer '<lambda>': ... a smaller value must mean more consi
 
 from __future__ import annotations
 
+import ast
+import copy
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +30,7 @@ from holdfast.augment import Normalize
 from holdfast.benchmarks import Benchmark, Task
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
-from holdfast.learners import Learner, Losses, Parts
+from holdfast.learners import Learner, Losses, Parts, settings_of
 from holdfast.models import group_batchnorm
 from holdfast.rng import generator, seeded_globally
 
@@ -136,56 +139,83 @@ def _check_effect(function: Callable[..., Tensor], classes: int, draw: torch.Gen
 def check_learner(learner: type[Learner], config: RunConfig | None = None) -> None:
     """Raise an AssertionError unless runs can use this `Learner` subclass.
 
-    It is built by `from_config` and shown minibatches of 8, 8, 8, 8, 3 and 1 samples, as a run would. Each step
-    returns finite `Losses` without gradient, changes the model, leaves the minibatch and torch's global generator
-    alone, and never waits for the device. A buffer keeps samples as they came, whole. The same seeds give the same
-    weights. `config` are the settings to build it from, if the default does not suit.
+    It is made from `config` and shown minibatches of 8, 8, 8, 8, 3 and 1 samples in two tasks, as a run would. Each
+    step returns finite `Losses` without gradient, changes the model, leaves the minibatch and torch's global generator
+    alone, never waits for the device, and changes nothing of the learner but tensors: a captured step would freeze
+    anything else. A buffer stores samples as they came, whole. Every setting makes a difference to somebody who reads
+    it. The same seeds give the same weights, and so does a learner that continues from a saved state. `config` are the
+    settings to make it from, if the default does not suit.
     """
     what = f"learner '{learner.__name__}'"
     _require(issubclass(learner, Learner), f"{what} must be a subclass of holdfast.Learner.")
     config = config or RunConfig(
         benchmark="testing", method="mse", buffer_size=12, lr=0.05, batch_size=8, replay_size=6, alpha=0.5, beta=0.5
     )
+    _check_settings(learner, what)
     first, again = (_train_a_little(learner, config, what) for _ in range(2))
+    resumed = _train_a_little(learner, config, what, resume=True)
     for name, tensor in first.items():
-        _require(
-            torch.equal(tensor, again[name]), f"{what}: the same seeds gave other weights in {name} the second time."
-        )
+        same = torch.equal(tensor, again[name])
+        _require(same, f"{what}: the same seeds gave other weights in {name} the second time.")
+        same = torch.equal(tensor, resumed[name])
+        _require(same, f"{what}: continued from its state_dict, it has other weights in {name}; see `extra_state`.")
 
 
-def _train_a_little(learner: type[Learner], config: RunConfig, what: str) -> dict[str, Tensor]:
-    """The model's state after a few checked steps."""
+def _check_settings(learner: type[Learner], what: str) -> None:
+    """Every setting must be read: its name has to appear in the code of the class, outside the signature."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(learner)))
+    except (OSError, TypeError):  # defined where no source is kept, for instance typed into a shell
+        return
+    read = {node.id for node in ast.walk(source) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for name in settings_of(learner):
+        _require(name in read, f"{what}: nobody reads the setting {name}, so it would be accepted without effect.")
+
+
+def _train_a_little(learner: type[Learner], config: RunConfig, what: str, resume: bool = False) -> dict[str, Tensor]:
+    """The state of the evaluated network after a few checked steps; with `resume`, those of a second learner."""
+    draw, offered = generator(config.seed, "testing"), set()
+    built = _make(learner, config, what)
+    for step, size in enumerate((8, 8, 8, 8, 3, 1), start=1):
+        x = torch.randint(0, 256, (size, 1, 4, 4), generator=draw, dtype=torch.uint8)
+        y = torch.randint(0, 3, (size,), generator=draw)
+        if step in (1, 4):
+            built.begin_task((0, 1, 2))
+        offered |= {_identity(*sample) for sample in zip(x, y, strict=True)}
+        _check_step(built, x, y, f"{what}, step {step} ({size} samples):", frozen=step > 2)
+        _check_buffer(built, config, offered, f"{what}, after step {step}:")
+        if step in (3, 6):
+            built.end_task(x, y)
+        if resume and step == 4:
+            state = copy.deepcopy(built.state_dict())
+            built = _make(learner, config, what)
+            built.load_state_dict(state)
+    return {name: tensor.clone() for name, tensor in built.evaluated().state_dict().items()}
+
+
+def _make(learner: type[Learner], config: RunConfig, what: str) -> Learner:
     with seeded_globally(config.seed, "init"):
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
         model = group_batchnorm(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
-    parts = Parts(model, optimizer, Normalize(), generator(config.seed, "buffer"))
-    built = learner.from_config(config, parts)
+    built = learner.from_config(config, Parts(model, optimizer, Normalize(), generator(config.seed, "buffer")))
     _require(isinstance(built, learner), f"{what}: from_config returns {type(built).__name__}.")
-    _require(
-        built.model is model, f"{what}: `model` must be the one from_config was given, since runs evaluate that one."
-    )
-    draw, offered = generator(config.seed, "testing"), set()
-    for step, size in enumerate((8, 8, 8, 8, 3, 1), start=1):
-        x = torch.randint(0, 256, (size, 1, 4, 4), generator=draw, dtype=torch.uint8)
-        y = torch.randint(0, 3, (size,), generator=draw)
-        offered |= {_identity(*sample) for sample in zip(x, y, strict=True)}
-        _check_step(built, x, y, f"{what}, step {step} ({size} samples):")
-        _check_buffer(built, config, offered, f"{what}, after step {step}:")
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _require(built.model is model, f"{what}: `model` must be the one from_config was given, which runs train.")
+    return built
 
 
-def _check_step(learner: Learner, x: Tensor, y: Tensor, where: str) -> None:
+def _check_step(learner: Learner, x: Tensor, y: Tensor, where: str, frozen: bool) -> None:
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
-    x_given, y_given = x.clone(), y.clone()
+    x_given, y_given, values = x.clone(), y.clone(), _plain_values(learner)
     with _global_generator_untouched(where), _NeverWaits(where):
         losses = learner.observe(x_given, y_given)
     _require(isinstance(losses, Losses), f"{where} observe returns {type(losses).__name__}, not Losses.")
-    for name, term in losses._asdict().items():
+    for name, term in losses.as_dict().items():
         _require(isinstance(term, Tensor), f"{where} the loss term '{name}' is not a tensor.")
         _require(term.dim() == 0, f"{where} the loss term '{name}' has shape {tuple(term.shape)}; it must be 0-d.")
         _require(not term.requires_grad, f"{where} the loss term '{name}' holds on to its graph; detach it.")
         _require(term.isfinite(), f"{where} the loss term '{name}' is {term.item()}.")
+        _require(name in ("total", *learner.terms), f"{where} the loss term '{name}' is not among its `terms`.")
     _require(torch.equal(x, x_given), f"{where} observe changes the inputs in place.")
     _require(torch.equal(y, y_given), f"{where} observe changes the labels in place.")
     _require(learner.model.training, f"{where} observe leaves the model in evaluation mode.")
@@ -193,6 +223,29 @@ def _check_step(learner: Learner, x: Tensor, y: Tensor, where: str) -> None:
     _require(all(parameter.isfinite().all() for parameter in after), f"{where} weights are no longer finite.")
     changed = any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
     _require(changed, f"{where} the model does not change.")
+    for name, value in _plain_values(learner).items() if frozen else ():
+        _require(
+            values.get(name) == value,
+            f"{where} `{name}` changes from {values.get(name)!r} to {value!r}. A captured step would freeze it: make "
+            "it a tensor that changes in place, and name it in `extra_state`.",
+        )
+
+
+def _plain_values(learner: Learner) -> dict[str, object]:
+    """The learner's own attributes that are numbers, texts, or containers of them."""
+    plain = (bool, int, float, str, type(None), tuple, list, dict, set)
+    return {
+        name: copy.copy(value)
+        for name, value in vars(learner).items()
+        if isinstance(value, plain) and not _holds_tensors(value)
+    }
+
+
+def _holds_tensors(value: object) -> bool:
+    items = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(items, tuple | list | set) and any(
+        not isinstance(each, bool | int | float | str) for each in items
+    )
 
 
 def _check_buffer(learner: Learner, config: RunConfig, offered: set[bytes], where: str) -> None:
@@ -204,8 +257,8 @@ def _check_buffer(learner: Learner, config: RunConfig, offered: set[bytes], wher
         _require(
             stored <= config.buffer_size, f"{where} the buffer holds {stored} of at most {config.buffer_size} samples."
         )
-    kept = learner.buffer.contents()
-    whole = all(_identity(*sample) in offered for sample in zip(kept.x, kept.y, strict=True))
+    found = learner.buffer.contents()
+    whole = all(_identity(*sample) in offered for sample in zip(found.x, found.y, strict=True))
     _require(whole, f"{where} the buffer holds an input and label that were not observed together, as they came.")
 
 

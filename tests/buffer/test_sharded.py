@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from holdfast.buffer import Reservoir, ShardedReservoir, sharded
+from holdfast.buffer.layout import Column
 from holdfast.buffer.reservoir import LARGE
 from holdfast.buffer.sharded import pack, unpack
 from holdfast.errors import UsageError
@@ -35,14 +36,14 @@ def test_any_parts_come_back_from_bytes_as_they_were(rows, forms):
     packed = pack(parts)
     assert packed.dtype == torch.uint8
     assert packed.nbytes == sum(part.nbytes for part in parts)
-    for part, again in zip(parts, unpack(packed, [part[:0] for part in parts]), strict=True):
+    for part, again in zip(parts, unpack(packed, [Column(part.shape[1:], part.dtype) for part in parts]), strict=True):
         assert again.dtype == part.dtype
         assert torch.equal(again, part)
 
 
 def test_parts_that_are_views_are_packed_by_value():
     x = torch.arange(12).view(3, 4)
-    (again,) = unpack(pack([x.T]), [x.T])
+    (again,) = unpack(pack([x.T]), [Column((3,), x.dtype)])
     assert torch.equal(again, x.T)
 
 
@@ -208,7 +209,7 @@ def _shard(capacity, size):
     buffer = ShardedReservoir(capacity)
     start = buffer.ranks.rank * size
     buffer.add(*numbered(torch.arange(start, start + size)))
-    rows = buffer._columns[1][:-1]  # but the spare one
+    rows = buffer._storage.columns[1][:-1]  # but the spare one
     return rows.tolist(), buffer.stored
 
 
@@ -346,11 +347,11 @@ WELL = numbered(torch.arange(2))
 @pytest.mark.parametrize(
     ("first", "then", "messages"),
     [
-        (None, [Add(*WELL), Add(WELL[0].int(), *WELL[1:])], ["bring: rank 0: samples of x (3, 1) torch.uint8"] * 2),
+        (None, [Add(*WELL), Add(WELL[0].int(), *WELL[1:])], ["bring: rank 0: samples of x (3, 1) uint8"] * 2),
         (None, [Add(*WELL), Add(*WELL[:2])], ["what they bring"] * 2),
         (WELL, [Add(*WELL), Add(*WELL[:2])], ["rank 1 failed: logits must be given", "logits must be given"]),
         (WELL, [Add(*WELL), Add(WELL[0][:1], *WELL[1:])], ["rank 1 failed: x, y, logits must", "one row per sample"]),
-        (WELL, [Add(WELL[0].float(), *WELL[1:])] * 2, ["x of type torch.float32 do not fit"] * 2),
+        (WELL, [Add(WELL[0].float(), *WELL[1:])] * 2, ["x is (3, 1) float32, stored is (3, 1) uint8"] * 2),
         (WELL, [Sample(2), Sample(0)], ["rank 1 failed: at least 1 sample", "at least 1 sample"]),
         (WELL, [Sample(2), Add(*WELL)], ["what they do: rank 0: draw samples; rank 1: add samples"] * 2),
         (None, [Sample(2), Sample(2)], ["the buffer is empty"] * 2),

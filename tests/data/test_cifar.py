@@ -38,7 +38,7 @@ class Small:
     def source(self):
         sums = {name: md5(content) for name, content in self.files.items()}
         return Cifar(
-            archive=Archive("small.tar.gz", "http://example.org/small.tar.gz", "md5:0", 0),
+            archive=Archive("http://example.org/small.tar.gz", "md5:0", 0),
             folder="small",
             train={name: sums[name] for name in ("one", "two")},
             test={"test": sums["test"]},

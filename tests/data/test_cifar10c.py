@@ -23,7 +23,7 @@ def array(shape):
 @pytest.fixture
 def small(tmp_path):
     """A CIFAR-10-C of five images, of which the archive is at hand."""
-    source = Cifar10C(Archive("small.tar", "http://example.org/small.tar", "md5:0", 0), images=5)
+    source = Cifar10C(Archive("http://example.org/small.tar", "md5:0", 0), images=5)
     files = {f"{FOLDER}/{name}": array(shape) for name, shape in source.shapes.items()}
     return write(source, tmp_path, {**files, "../escaped": b"x", f"{FOLDER}/README.txt": b"x"})
 

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.data import DATASETS, Dataset, load
 from holdfast.data.catalogue import Status
-from holdfast.data.download import archive_status, download, fetch_archive
+from holdfast.data.download import ArchivedSource, archive_status, download
 from holdfast.data.files import Archive
 from holdfast.errors import DataError
 
@@ -18,7 +18,7 @@ CONTENT = bytes(range(256)) * 12_000  # three chunks
 def archive(server):
     folder, address, _ = server
     (folder / "set.zip").write_bytes(CONTENT)
-    return Archive("set.zip", f"{address}/set.zip", md5(CONTENT), len(CONTENT))
+    return Archive(f"{address}/set.zip", md5(CONTENT), len(CONTENT))
 
 
 def test_download_puts_the_file_in_place_and_reports(archive, tmp_path):
@@ -35,21 +35,20 @@ def test_download_puts_the_file_in_place_and_reports(archive, tmp_path):
 
 def test_what_is_there_is_not_downloaded_again(archive, server, tmp_path):
     (tmp_path / "set.zip").write_bytes(CONTENT)
-    found = archive_status(archive, tmp_path, verify=True)
-    assert fetch_archive(archive, found, tmp_path, None) == tmp_path / "set.zip"
+    assert ArchivedSource(archive, "set").fetch(tmp_path, None) == tmp_path / "set.zip"
     assert server[2] == []
 
 
 def test_a_damaged_file_is_replaced(archive, tmp_path):
     (tmp_path / "set.zip").write_bytes(CONTENT[:-1])
-    found = archive_status(archive, tmp_path, verify=True)
-    assert found.state == "damaged"
-    fetch_archive(archive, found, tmp_path, None)
+    source = ArchivedSource(archive, "set")
+    assert source.status(tmp_path, verify=True).state == "damaged"
+    source.fetch(tmp_path, None)
     assert (tmp_path / "set.zip").read_bytes() == CONTENT
 
 
 def test_a_wrong_checksum_leaves_nothing(archive, tmp_path):
-    wrong = Archive(archive.name, archive.url, md5(b"something else"), 1)
+    wrong = Archive(archive.url, md5(b"something else"), 1)
     root = tmp_path / "root"
     with pytest.raises(DataError, match="does not have the checksum"):
         download(wrong, root, retries=0)
@@ -79,7 +78,7 @@ def assert_helpful(error, archive, root):
 def test_no_connection_says_what_to_do(tmp_path):
     with socket.socket() as unused:  # bound but not listening: connections are refused
         unused.bind(("127.0.0.1", 0))
-        gone = Archive("set.zip", f"http://127.0.0.1:{unused.getsockname()[1]}/set.zip", "md5:0", 1)
+        gone = Archive(f"http://127.0.0.1:{unused.getsockname()[1]}/set.zip", "md5:0", 1)
         root = tmp_path / "root"
         with pytest.raises(DataError, match="no connection") as caught:
             download(gone, root, retries=0)
@@ -88,7 +87,7 @@ def test_no_connection_says_what_to_do(tmp_path):
 
 def test_a_connection_that_breaks_off_leaves_nothing(archive, server, tmp_path):
     (server[0] / "set.short").write_bytes(CONTENT)
-    short = Archive("set.zip", archive.url.replace(".zip", ".short"), archive.checksum, 1)
+    short = Archive(archive.url.replace(".zip", ".short"), archive.checksum, 1)
     root = tmp_path / "root"
     with pytest.raises(DataError, match="broke off") as caught:
         download(short, root, retries=0)
@@ -96,7 +95,7 @@ def test_a_connection_that_breaks_off_leaves_nothing(archive, server, tmp_path):
 
 
 def test_an_address_that_is_gone_says_what_to_do(archive, tmp_path):
-    gone = Archive("set.zip", archive.url + ".gone", archive.checksum, 1)
+    gone = Archive(archive.url + ".gone", archive.checksum, 1)
     root = tmp_path / "root"
     with pytest.raises(DataError, match="404") as caught:
         download(gone, root, retries=0)

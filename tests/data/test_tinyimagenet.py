@@ -42,7 +42,7 @@ def tree():
 
 @pytest.fixture
 def source():
-    archive = Archive("tiny-imagenet-200.zip", "http://example.org/tiny-imagenet-200.zip", "md5:0", 0)
+    archive = Archive("http://example.org/tiny-imagenet-200.zip", "md5:0", 0)
     return TinyImageNet(archive, classes=2, train_per_class=3, test_images=3)
 
 
@@ -162,7 +162,7 @@ def test_the_cache_is_shared_by_the_zip_and_its_folder(source, tmp_path):
 def test_a_cache_that_cannot_be_kept_costs_no_result(source, tmp_path):
     write_folder(tmp_path, tree())
     (tmp_path / CACHE).mkdir()  # in the way
-    with pytest.warns(UserWarning, match="could not be kept"):
+    with pytest.warns(UserWarning, match="could not be stored"):
         loaded, _ = load(source, tmp_path)
     assert_as_written(loaded)
     assert {path.name for path in tmp_path.iterdir()} == {FOLDER, CACHE}

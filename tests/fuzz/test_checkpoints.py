@@ -12,7 +12,8 @@ import holdfast as hf
 from holdfast import checkpoint
 from holdfast.benchmarks import make_benchmark
 from holdfast.data import data_root
-from holdfast.training import Keeper, train
+from holdfast.run_state import Checkpointer
+from holdfast.training import train
 
 from .hunt import altered, damaged, fuzz, outcome
 
@@ -43,13 +44,13 @@ def save_learner(path):
 
 
 def save_run(path):
-    steps = train(CONFIG, BENCHMARK, CPU, Keeper(path, CONFIG, CPU, every=0))
+    steps = train(CONFIG, BENCHMARK, CPU, Checkpointer(path, CONFIG, CPU, every=0))
     for _ in range(3):
         next(steps)
 
 
 def continue_run(path):
-    steps = train(CONFIG, BENCHMARK, CPU, Keeper(path, CONFIG, CPU, every=1e9))
+    steps = train(CONFIG, BENCHMARK, CPU, Checkpointer(path, CONFIG, CPU, every=1e9))
     return next(steps).step
 
 

@@ -35,7 +35,7 @@ AT = Path("some/file")
 
 
 def archive(name):
-    return Archive(name, f"http://example.org/{name}", "md5:0", 0)
+    return Archive(f"http://example.org/{name}", "md5:0", 0)
 
 
 # --- MNIST ---

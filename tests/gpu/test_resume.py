@@ -9,8 +9,9 @@ import holdfast as hf
 from holdfast.bench import made_up
 from holdfast.benchmarks import make_benchmark
 from holdfast.data import data_root
-from holdfast.learners import BfloatTwin
-from holdfast.training import Keeper, _prepare, train
+from holdfast.engine import BfloatTwin
+from holdfast.run_state import Checkpointer
+from holdfast.training import _prepare, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +37,7 @@ def _stream():
         yield
 
 
-class At(Keeper):
+class At(Checkpointer):
     """Keeps the state once, after a given step of the run."""
 
     def __init__(self, path, config, step):
@@ -78,7 +79,7 @@ def test_rot_mnist_stopped_twice(tmp_path, method):
     steps = int(expected.timing["steps"])
     for stop in (steps // 3, steps * 3 // 4):
         assert finish(config, stream, At(path, config, stop), stop=stop) is None
-    result = finish(config, stream, Keeper(path, config, DEVICE))
+    result = finish(config, stream, Checkpointer(path, config, DEVICE))
     assert result.timing["steps"] == steps
     assert_close(result.weights, expected.weights, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(result.matrix, expected.matrix, rtol=0, atol=0.2, equal_nan=True)
@@ -95,7 +96,7 @@ def test_a_convolutional_network_with_random_views(tmp_path, method, precision):
     expected = finish(config, stream)
     assert expected.timing["steps"] == 24
     assert finish(config, stream, At(path, config, 17), stop=17) is None  # the buffer is full, its graph captured
-    result = finish(config, stream, Keeper(path, config, DEVICE))
+    result = finish(config, stream, Checkpointer(path, config, DEVICE))
     assert_close(result.weights, expected.weights, rtol=1e-2, atol=1e-3)
 
 
@@ -107,9 +108,9 @@ def test_a_state_loaded_into_steps_that_are_already_captured(precision):
     order = [torch.randperm(256, device=DEVICE)[: config.batch_size] for _ in range(24)]
 
     def prepared(seed):
-        _, learner, _, engine = _prepare(config.change(seed=seed), stream, DEVICE)
+        engine, _ = _prepare(config.change(seed=seed), stream, DEVICE)
         engine.load(stream.tasks[0].train(), stream.classes)
-        return learner, engine
+        return engine.learner, engine
 
     (one, first), (other, second) = prepared(0), prepared(1)
     for indices in order[:16]:

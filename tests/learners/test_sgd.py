@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners import LEARNERS, Joint, Parts, PlainSgd, Sgd, build, method_names
+from holdfast.learners import LEARNERS, Joint, Parts, PlainSgd, Sgd, make_learner, method_names
 from holdfast.regularizers import REGULARIZERS
 from learners.conftest import (
     CLASSES,
@@ -69,7 +69,7 @@ def test_augment_is_applied():
 def test_losses_carry_no_gradient():
     model = network("mlp")
     learner = Sgd(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert not any(term.requires_grad for term in learner.observe(*next(stream(1))))
+    assert not any(term.requires_grad for term in learner.observe(*next(stream(1))).as_dict().values())
 
 
 def test_bfloat16_gives_float32_logits_close_to_full_precision():
@@ -125,9 +125,11 @@ def test_methods_are_the_learners_and_the_regularizers():
     assert "consistency" not in names
     for name in names:
         config = RunConfig.preset("rot-mnist", name, buffer_size=50)
-        assert isinstance(build(config, parts()), LEARNERS[name] if name in LEARNERS else LEARNERS["consistency"])
+        assert isinstance(
+            make_learner(config, parts()), LEARNERS[name] if name in LEARNERS else LEARNERS["consistency"]
+        )
 
 
 def test_unknown_method_names_the_nearest():
     with pytest.raises(UsageError, match="unknown method 'lnif': did you mean 'linf'"):
-        build(RunConfig.preset("rot-mnist", "lnif"), parts())
+        make_learner(RunConfig.preset("rot-mnist", "lnif"), parts())

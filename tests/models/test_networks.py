@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import UsageError
-from holdfast.models import MLP, MODELS, ResNet18, preferred_threads
+from holdfast.models import MLP, MODELS, ResNet18, features, preferred_threads
 from holdfast.rng import generator, seeded_globally
 
 
@@ -146,3 +146,29 @@ def test_only_the_small_network_prefers_one_thread():
     assert (preferred_threads("mlp"), preferred_threads("resnet18")) == (1, None)
     with pytest.raises(UsageError, match="did you mean 'mlp'"):
         preferred_threads("mpl")
+
+
+@pytest.mark.parametrize(("name", "width"), [("mlp", 100), ("resnet18", 512)])
+def test_features_are_what_the_last_layer_sees(name, width):
+    with seeded_globally(0, "init"):
+        model = MODELS[name]((3, 8, 8), 10)
+    x, seen = noise(4, 3, 8, 8), []
+    model.classifier.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    logits = model.eval()(x)
+    assert model.features(x).shape == (4, width)
+    assert torch.equal(model.features(x), seen[0])
+    assert torch.equal(features(model, x), seen[0])
+    assert torch.equal(model.classifier(model.features(x)), logits)
+
+
+def test_features_of_a_network_that_has_none():
+    with pytest.raises(UsageError, match=r"Linear has no method features\(x\). Add one that returns"):
+        features(nn.Linear(3, 2), noise(4, 3))
+
+
+def test_features_that_are_still_images():
+    class Maps(nn.Module):
+        features = nn.Conv2d(3, 5, 3)
+
+    with pytest.raises(UsageError, match=r"features\(x\) of Maps has shape \(4, 5, 6, 6\), not \(B, D\)"):
+        features(Maps(), noise(4, 3, 8, 8))

@@ -15,8 +15,9 @@ from holdfast.analysis.recency import Recency, mean_recency
 from holdfast.analysis.robustness import Robustness, mean_robustness
 from holdfast.analysis.runs import RunAnalysis
 from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
-from holdfast.config import WITHOUT_BUFFER, RunConfig
+from holdfast.config import RunConfig
 from holdfast.errors import DataError, UsageError
+from holdfast.methods import needs_buffer
 
 __all__ = ["Findings", "Summary", "compare", "summarize"]
 
@@ -121,7 +122,7 @@ class Findings:
     @property
     def _rivals(self) -> list[Summary]:
         """The methods the claims are about: er with something added, not the bounds sgd and joint."""
-        return [summary for summary in self.summaries if summary.method not in (REFERENCE, *WITHOUT_BUFFER)]
+        return [summary for summary in self.summaries if summary.method != REFERENCE and needs_buffer(summary.method)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -1,116 +1,104 @@
-"""Stored samples in memory: the device's, or the host's."""
+"""Stored samples in memory: that of the device, or that of the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from holdfast.buffer.layout import Layout, affordable, layout_of
+from holdfast.buffer.state import columns_of
 from holdfast.errors import UsageError
 
-__all__ = ["HostMemory", "Memory"]
+__all__ = ["Memory"]
 
 
 class Memory:
-    """Columns in the memory of the device where samples are drawn.
+    """Columns in the memory of `home`; samples are drawn on `device`. If the two differ, steps wait for the device.
 
-    They have one row more than `capacity`: samples that are kept nowhere are written there, so that every step has the
-    same shapes and nothing depends on a value the host would have to wait for.
+    Columns have one row more than `capacity`. Samples that are not stored are written there, so that every step has
+    the same shapes and the host need not wait for a value from the device.
     """
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity, self.device = capacity, device
+    def __init__(self, capacity: int, device: torch.device, home: torch.device) -> None:
+        self.capacity, self.device, self.home = capacity, device, home
+        self.layout: Layout = {}
         self.columns: list[Tensor] = []
 
-    def committed(self) -> dict[str, Any] | None:
-        """The state in which the buffer is found."""
-        return None
-
-    def expect(self, like: Mapping[str, Tensor], aside: Sequence[str] = ()) -> None:
-        """Raise if columns cannot be made for samples like these, whatever there may be of the names set `aside`."""
-
-    def make(self, names: Sequence[str], like: Sequence[Tensor]) -> list[Tensor]:
-        """Columns for samples like these."""
-        rows = self.capacity + 1
-        self.columns = [part.new_zeros((rows, *part.shape[1:]), device=self.device) for part in like]
-        return self.columns
+    def make(self, layout: Layout) -> None:
+        """Make columns of zeros, unless there are such columns already."""
+        if layout == self.layout:
+            return
+        rows, columns = self.capacity + 1, layout.values()
+        with affordable(rows * sum(column.size for column in columns), f"the memory of {self.home}"):
+            self.columns = [torch.zeros((rows, *shape), dtype=dtype, device=self.home) for shape, dtype in columns]
+        self.layout = layout
 
     def reserve(self, count: int) -> None:
-        """Make sure of room for so many more samples."""
+        """Nothing: `make` has taken all the memory."""
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
-        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
+        """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
+        slots = slots.to(self.home)
         for column, part in zip(self.columns, parts, strict=True):
-            _words(column).index_copy_(0, slots, _words(part))
-
-    def change(self, number: int, made: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Put what `made` makes of a column in its place, row by row; returns the columns."""
-        self.columns[number] = made(self.columns[number])
-        return self.columns
+            _words(column).index_copy_(0, slots, _words(part.to(self.home)))
 
     def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what is in these slots, on the device."""
-        return [column.index_select(0, slots) for column in self.columns]
+        """Copies of the samples in these slots, on the device."""
+        if self.device.type == self.home.type:
+            return [column.index_select(0, slots) for column in self.columns]
+        # A GPU fetches from pinned memory by itself. Pinning the draws is enough; the columns need not be pinned.
+        chosen, pinned = slots.to(self.home), self.device.type == "cuda"
+        drawn = [column.new_empty((len(chosen), *column.shape[1:]), pin_memory=pinned) for column in self.columns]
+        for column, rows in zip(self.columns, drawn, strict=True):
+            torch.index_select(column, 0, chosen, out=rows)
+        return [rows.to(self.device, non_blocking=True) for rows in drawn]
 
     def first(self, count: int) -> list[Tensor]:
-        """What is in the first so many slots."""
+        """The first so many rows of the columns themselves."""
         return [column[:count] for column in self.columns]
 
+    def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None:
+        """Put `convert(column)` in the place of a column."""
+        number = list(self.layout).index(name)
+        self.columns[number] = convert(self.columns[number])
+        self.layout = layout_of(dict(zip(self.layout, self.columns, strict=True)))
+
     def state(self, count: int) -> dict[str, Any]:
-        """What `load` needs to put the first `count` slots back: the columns' own rows."""
-        return {"columns": self.first(count)}
+        """What `load` needs to restore the first `count` slots: the columns' own rows."""
+        return {"columns": self.first(count) if count else []}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise if `state` cannot be loaded here."""
+        """Raise if the samples of `state` are in a folder."""
         if "folder" in state:
             raise UsageError(
                 f"the saved buffer is in the folder {state['folder']}, this one in memory; "
                 f"make it with storage=Path({state['folder']!r})."
             )
 
-    def load(self, state: dict[str, Any]) -> list[Tensor]:
-        """Put back what `state` describes; in place, since a captured step reads from fixed addresses."""
-        if not self.columns:
-            self.make(state["names"], state["columns"])
-        for column, kept in zip(self.columns, state["columns"], strict=False):
-            column[: len(kept)].copy_(kept)
-        return self.columns
+    def load(self, state: dict[str, Any]) -> None:
+        """Copy the samples into the columns, in place: a captured step reads from fixed addresses."""
+        saved = columns_of(state)
+        if saved:
+            self.make(layout_of(saved))
+            for name, column in zip(self.layout, self.columns, strict=True):
+                column[: len(saved[name])].copy_(saved[name])
+
+    def committed(self) -> None:
+        """Nothing outlives the process."""
 
     def commit(self, state: dict[str, Any]) -> None:
-        """`state` is safe in a file."""
+        """Nothing: checkpoints hold the samples."""
 
     def close(self) -> None:
-        """Nothing will be read or written any more."""
-
-
-class HostMemory(Memory):
-    """Columns in the host's memory, for buffers that would not fit into the device's. Steps then wait for a GPU."""
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        super().__init__(capacity, torch.device("cpu"))
-        self.target = device
-
-    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
-        """Put row i of every part into slot `slots[i]`; `capacity` stands for nowhere."""
-        super().write(slots.cpu(), [part.cpu() for part in parts])
-
-    def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what is in these slots, on the device where samples are drawn."""
-        chosen = slots.cpu()
-        if self.target.type != "cuda":
-            return [rows.to(self.target) for rows in super().read(chosen)]
-        # Drawn into pinned memory, which the device fetches by itself; the columns themselves need not be pinned.
-        drawn = [column.new_empty((len(chosen), *column.shape[1:]), pin_memory=True) for column in self.columns]
-        for column, rows in zip(self.columns, drawn, strict=True):
-            torch.index_select(column, 0, chosen, out=rows)
-        return [rows.to(self.target, non_blocking=True) for rows in drawn]
+        """Nothing is open."""
 
 
 def _words(rows: Tensor) -> Tensor:
-    """Bytes as 64-bit words where each row has whole ones: a CPU copies them six times as fast."""
+    """Rows of bytes as 64-bit words, if each row is a whole number of them: a CPU copies words six times as fast."""
     size = prod(rows.shape[1:])
     if rows.dtype != torch.uint8 or size % 8:
         return rows

@@ -10,59 +10,62 @@ from torch import Tensor
 
 from holdfast.buffer.base import Draw, Placement, Storage
 from holdfast.buffer.folder import Folder
-from holdfast.buffer.memory import HostMemory, Memory
+from holdfast.buffer.layout import check_fit, layout_of, parts_of
+from holdfast.buffer.memory import Memory
+from holdfast.buffer.state import check_schema, columns_of
 from holdfast.errors import UsageError
-from holdfast.nested import Nested, leaves, outline, rebuild
+from holdfast.nested import Nested, outline, rebuild, rows
+from holdfast.pure import pure
 from holdfast.rng import restore
 
-__all__ = ["Reservoir", "distinct", "place"]
+__all__ = ["Reservoir", "distinct", "open_storage", "place"]
 
-# A network that had always had an output for a class still to come would have learned to keep it below all others, so
-# that is what stored samples are made to say of it. Leaving new classes out of the consistency term instead, or asking
-# the network as it is now, lets them rise on old samples; much more than 1 is a jolt. benchmarks/widened_logits.py
-# compares them.
-UNHEARD_OF = 1.0
+MARGIN = 1.0
+"""How far below its lowest logit a stored sample's logit of a new class is put.
 
-LARGE = 100_000
-"""Slots above which what a step does with the buffer must not take time for each of them.
-
-Below, doing something with all of them is faster, and decides what seeds mean: results depend on it.
+A network that had this class from the start would have learned a logit below all others on samples of other classes.
+Leaving new classes out of the consistency term, or asking the present network, lets their logits rise on old samples;
+a margin much larger than 1 is a jolt. benchmarks/widened_logits.py compares these.
 """
 
+LARGE = 100_000
+"""Above this capacity, avoid O(capacity) work per step. Changing it changes what a seed selects."""
 
+
+@pure
 def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     """The slot of each of B samples offered in order, (B,) int64; `capacity` stands for "nowhere".
 
     `uniforms` (B,) float64 in [0, 1) decide, `seen` (0-d int64) counts the samples offered before. The n-th sample of
-    the stream goes to slot n while n < capacity, afterwards to slot j uniform in {0..n} if j < capacity. A sample
-    whose slot a later one of the same batch takes as well goes nowhere, as if the later had overwritten it.
+    the stream goes to slot n while n < capacity, afterwards to slot j uniform in {0..n} if j < capacity. Of several
+    samples of a batch with the same slot, the last one gets it; the others go nowhere.
     """
     order = torch.arange(uniforms.shape[0], device=uniforms.device)
     n = seen + order
     slot = torch.where(n < capacity, n, (uniforms * (n + 1)).long()).clamp_(max=capacity)
     if capacity > LARGE and uniforms.device.type == "cpu":
-        return slot.masked_fill_(_taken_again(slot), capacity)
-    # The last comer per slot; the extra entry gathers those who go nowhere.
+        return slot.masked_fill_(_appears_later(slot), capacity)
+    # The last sample of each slot. The extra entry is for the samples that go nowhere.
     last = order.new_full((capacity + 1,), -1).scatter_reduce_(0, slot, order, "amax")
     return slot.masked_fill_(last.index_select(0, slot) != order, capacity)
 
 
 def distinct(count: int, n: int, generator: torch.Generator) -> Tensor:
     """min(n, count) distinct numbers below `count` in random order, (n,) int64: each such sequence equally likely."""
-    # How often a number comes again is not known before, which a captured step would have to.
+    # On a GPU always a permutation: the loop below runs an unknown number of times, which cannot be captured.
     if count <= LARGE or n > count // 16 or generator.device.type != "cpu":
         return torch.randperm(count, generator=generator, device=generator.device)[:n]
     chosen = torch.empty(0, dtype=torch.int64)
     while len(chosen) < n:
         more = torch.rand(n - len(chosen), dtype=torch.float64, generator=generator) * count
         chosen = torch.cat([chosen, more.long()])
-        # What was there before stays, what comes again goes: the rest is as likely to be any other number.
-        chosen = chosen[~_taken_again(chosen.flip(0)).flip(0)]
+        # Of equal numbers the first stays, so each new number is equally likely to be any that was not chosen.
+        chosen = chosen[~_appears_later(chosen.flip(0)).flip(0)]
     return chosen
 
 
-def _taken_again(numbers: Tensor) -> Tensor:
-    """Which of the B numbers appear once more further on, (B,) bool."""
+def _appears_later(numbers: Tensor) -> Tensor:
+    """Which of the B numbers appear again further on, (B,) bool."""
     ordered, places = numbers.sort(stable=True)
     again = torch.zeros_like(numbers, dtype=torch.bool)
     again[:-1] = ordered[:-1] == ordered[1:]
@@ -72,20 +75,16 @@ def _taken_again(numbers: Tensor) -> Tensor:
 class Reservoir:
     """Reservoir sampling over a stream of (x, y, logits), exact, vectorised, on one device.
 
-    `x` and `y` are tensors, or dicts, tuples and lists of them; each tensor has a column, and draws come back in the
-    form of the first samples.
+    `x` and `y` are tensors, or dicts, tuples and lists of tensors; draws come back in the same form.
 
-    `storage` says where samples are kept: in the memory of the generator's "device", where draws appear; in that of
-    the "host"; or in files in a folder, given as a Path, which may be far larger than memory. A folder that is opened
-    again continues where it was kept last, by `commit` or by a learner's `save`, generator included; delete it to start
-    anew. What is kept and drawn is the same everywhere.
+    `storage` says where samples are stored: in the memory of the generator's "device", where draws appear; in the
+    memory of the "host"; or in the files of a folder, given as a Path, which may be far larger than memory. A folder
+    that is opened again continues from its last `commit`, which a learner's `save` calls, generator included; delete
+    the folder to start anew. The storage makes no difference to which samples are stored and drawn.
 
-    In the device's memory, nothing in a step depends on a value the host would have to wait for. `seen` is a device
-    tensor for that reason; `offered` mirrors it on the host, which knows it without asking because batch sizes are
-    known there.
+    In the device's memory, no step waits for a value from the device. That is why `seen` is a tensor on the device;
+    `offered` is the same count on the host.
     """
-
-    compilable = ("place",)
 
     def __init__(
         self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"
@@ -94,29 +93,23 @@ class Reservoir:
             raise UsageError(f"buffer size must be at least 1, not {capacity}.")
         if capacity % 1:
             raise UsageError(f"buffer size must be a whole number, not {capacity}.")
-        self.capacity = capacity = int(capacity)
-        self.place: Placement = place
-        """A pure function, which an engine may replace by its compiled form."""
+        self.capacity = int(capacity)
         self.generator = generator or torch.Generator()
         self.device = self.generator.device
+        self.place: Placement = place
+        """Decides which samples are stored. A pure function: an engine may replace it by its compiled form."""
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self._offered = 0
-        self._columns: list[Tensor] = []
-        self._names: list[str] = []
         self._form: dict[str, Any] = {}
-        """How x and y are nested, with the columns' names in place of tensors; empty until there are columns."""
-        self._storage: Storage = choose(storage, capacity, self.device)
-        if (kept := self._storage.committed()) is not None:
-            self.load_state_dict(kept)
+        """How x and y are nested, with the columns' names in place of tensors."""
+        self._storage: Storage = open_storage(storage, self.capacity, self.device)
+        if (state := self._storage.committed()) is not None:
+            self.load_state_dict(state)
 
     @property
     def offered(self) -> int:
         """How many samples were offered so far, counted by the host."""
         return self._offered
-
-    def recount(self, offered: int) -> None:
-        """Set the host's count where the device's moved without it: a replayed CUDA graph, or a failed capture."""
-        self._offered = offered
 
     @property
     def stored(self) -> int:
@@ -126,164 +119,161 @@ class Reservoir:
     def __len__(self) -> int:
         return self.stored
 
+    def recount(self, offered: int) -> None:
+        """Set the host's count where the device's moved without it: a replayed CUDA graph, or a failed capture."""
+        self._offered = offered
+
     def check(self, x: Nested, y: Nested) -> None:
-        """Raise if samples like these, logits aside, do not fit the buffer, or a disk is too full for them."""
-        batch = leaves(x, "x") | leaves(y, "y")
-        if self._columns:
-            self._check(batch, [name for name in self._names if name != "logits"])
-            self._storage.reserve(next(iter(batch.values())).shape[0])
-        else:
-            self._storage.expect(batch, aside=["logits"])
+        """Raise if samples like these, logits aside, do not fit the buffer, or if a disk is too full for them."""
+        parts = parts_of(x, y)
+        if self._offered:
+            stored = {name: column for name, column in self._storage.layout.items() if name != "logits"}
+            check_fit(layout_of(parts), stored)
+            self._storage.reserve(_count(parts))
 
     def check_whole(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Raise if samples like these, with these logits or with none, do not fit the buffer."""
-        batch = leaves(x, "x") | leaves(y, "y") | ({} if logits is None else {"logits": logits})
-        if self._columns:
-            self._check(batch, self._names)
-        else:
-            self._storage.expect(batch)
+        parts = parts_of(x, y, logits)
+        if self._offered:
+            check_fit(layout_of(parts), self._storage.layout)
+
+    def reserve(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
+
+        Raises if there is not enough, and says how many bytes are needed; or if the samples do not fit. Memory is
+        taken once, for all samples that the buffer will ever hold. Nothing is drawn, and the state stays the same.
+        """
+        self._admit(x, y, logits)
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
-        """Offer B samples in order. `x` (B, ...), `y` (B, ...), `logits` (B, C), all detached copies."""
-        batch = leaves(x, "x") | leaves(y, "y")
-        if logits is not None:
-            batch["logits"] = logits
-        count, *others = {part.shape[0] for part in batch.values()}
-        if others:
-            counts = ", ".join(str(len(part)) for part in batch.values())
-            raise UsageError(f"{', '.join(batch)} must have one row per sample each, not {counts}.")
-        if not self._columns:
-            self._columns = self._storage.make(list(batch), list(batch.values()))
-            self._form, self._names = {"x": outline(x, "x"), "y": outline(y, "y")}, list(batch)
-        self._check(batch, self._names)
-        self._storage.reserve(count)
+        """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
+        parts = self._admit(x, y, logits)
+        count = _count(parts)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         slots = self.place(uniforms, self.seen, self.capacity)
-        parts = [batch[name] for name in self._names]
-        self._storage.write(slots, [part.detach() if part.requires_grad else part for part in parts])
+        ordered = [parts[name] for name in self._storage.layout]
+        self._storage.write(slots, [part.detach() if part.requires_grad else part for part in ordered])
         self.seen += count
         self._offered += count
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
-        if not self.stored:
-            raise UsageError("the buffer is empty: add samples before drawing from it.")
-        if n < 1:
-            raise UsageError(f"at least 1 sample must be drawn, not {n}.")
+        self._check_draw(n)
         return self._draw(self._storage.read(distinct(self.stored, n, self.generator)))
 
     def contents(self) -> Draw:
-        """Everything stored, in slot order, where it is stored; of a folder, all of it is read into host memory."""
-        if not self._columns:
-            raise UsageError("the buffer is empty: nothing has been added yet.")
+        """All stored samples, in slot order, where they are stored; a folder is read into host memory as a whole."""
+        self._check_known()
         return self._draw(self._storage.first(self.stored))
 
     def widen(self, outputs: int) -> None:
-        """Make room for logits of so many outputs; for new ones, stored samples get their lowest - `UNHEARD_OF`."""
-        if "logits" not in self._names:
-            return
-        place = self._names.index("logits")
-        if self._columns[place].shape[1] >= outputs:
+        """Make room for logits of so many outputs; for new ones, stored samples get their lowest logit - `MARGIN`."""
+        logits = self._storage.layout.get("logits")
+        if not self._offered or logits is None or logits.shape[0] >= outputs:
             return  # a folder that was opened again may be ahead of the model
 
         def widened(old: Tensor) -> Tensor:
-            lowest = old.amin(dim=1, keepdim=True) - UNHEARD_OF
+            lowest = old.amin(dim=1, keepdim=True) - MARGIN
             return torch.cat([old, lowest.expand(-1, outputs - old.shape[1])], dim=1)
 
-        self._columns = self._storage.change(place, widened)
+        self._storage.change("logits", widened)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides what the buffer does next. As with PyTorch's, the tensors are the buffer's own.
+        """All that decides what the buffer does next. As in PyTorch, the tensors are the buffer's own.
 
-        Of a buffer in a folder it says which rows it consists of, which are not overwritten until a later `commit`.
+        For a buffer in a folder, the state says which rows of the files it consists of. They are not overwritten
+        before a later `commit`.
         """
         return {
             "capacity": self.capacity,
             "offered": self.offered,
             "seen": self.seen,
-            "names": self._names,
-            "form": self._form,
+            "names": list(self._storage.layout) if self._offered else [],
+            "form": self._form if self._offered else {},
             "generator": self.generator.get_state(),
-            **self._storage.state(self.stored),
+            **self._stored_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the buffer that gave `state` was; one that does not fit raises and changes nothing."""
+        """Continue where the buffer that gave `state` was. A state that does not fit raises and changes nothing."""
         self.check_state(state)
-        restore(self.generator, state["generator"])
-        if state["columns"]:
-            self._form, self._names = state["form"], state["names"]
-        self._columns = self._storage.load(state)
-        # In place: a captured step reads from the addresses it was captured with.
-        self.seen.copy_(state["seen"])
-        self._offered = state["offered"]
+        self._restore(state)
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` does not fit this buffer."""
+        """Raise if `state` is damaged or does not fit this buffer."""
+        check_schema(state)
         if state["capacity"] != self.capacity:
             raise UsageError(
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
                 f"make it with a buffer size of {state['capacity']}."
             )
-        saved, own = (
-            [(name, tuple(kept.shape[1:]), str(kept.dtype)) for name, kept in zip(names, columns, strict=True)]
-            for names, columns in ((state["names"], state["columns"]), (self._names, self._columns))
-        )
-        if saved and own and saved != own and "rows" not in state:
-            raise UsageError(
-                f"the saved samples do not fit the buffer: their shapes and types are {saved}, the buffer's {own}. "
-                "Load into a learner of the same data that has not observed anything else."
-            )
-        stored = min(state["offered"], self.capacity)
-        counts = {len(state["rows"])} if "rows" in state else {len(kept) for kept in state["columns"]}
-        if int(state["seen"]) != state["offered"] or counts - {stored}:
-            raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
+        if self._offered and state["columns"] and "folder" not in state:
+            check_fit(layout_of(columns_of(state)), self._storage.layout, "the saved samples")
+        restore(torch.Generator(self.generator.device), state["generator"])
         self._storage.check(state)
 
     def commit(self, state: dict[str, Any] | None = None) -> None:
         """For a buffer in a folder: be found in `state`, or as it is now, when the folder is opened again.
 
-        Rows that only earlier states refer to may then be overwritten. A learner's `save` and `load` call this once
-        the checkpoint is whole, so that it stays valid whenever the process is killed.
+        Rows that only earlier states refer to may then be overwritten. A learner's `save` and `load` commit when the
+        checkpoint is on the disk, so that checkpoint and folder fit together whenever the process is killed.
         """
         self._storage.commit(state or self.state_dict())
 
     def close(self) -> None:
-        """Leave the folder, if the buffer is in one, to others; what was not kept is lost."""
+        """Leave the folder, if the buffer is in one, to others. Samples added after the last `commit` are lost."""
         self._storage.close()
 
+    def _admit(self, x: Nested, y: Nested, logits: Tensor | None) -> dict[str, Tensor]:
+        """The tensors of samples by name, when there is room for them; raises if there is none or they do not fit."""
+        parts = parts_of(x, y, logits)
+        layout = layout_of(parts)
+        if self._offered:
+            check_fit(layout, self._storage.layout)
+        else:  # until a sample is stored, the columns may still change
+            self._storage.make(layout)
+            self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
+        self._storage.reserve(_count(parts))
+        return parts
+
+    def _check_known(self) -> None:
+        if not self._form:
+            raise UsageError("the buffer is empty: nothing has been added yet.")
+
+    def _check_draw(self, n: int) -> None:
+        if not self.stored:
+            raise UsageError("the buffer is empty: add samples before drawing from it.")
+        if n < 1:
+            raise UsageError(f"at least 1 sample must be drawn, not {n}.")
+
     def _draw(self, columns: list[Tensor]) -> Draw:
-        """Rows of the columns in the form in which samples came."""
-        named = dict(zip(self._names, columns, strict=True))
+        """Rows of the columns, nested as samples were."""
+        named = dict(zip(self._storage.layout, columns, strict=True))
         return Draw(rebuild(self._form["x"], named), rebuild(self._form["y"], named), named.get("logits"))
 
-    def _check(self, batch: dict[str, Tensor], names: list[str]) -> None:
-        """Raise unless `batch` has what goes into the columns of these `names`, and nothing else."""
-        if len(batch) != len(names) or any(name not in batch for name in names):
-            if ("logits" in batch) != ("logits" in names):
-                raise UsageError("logits must be given for every sample or for none.")
-            missing = [f"{name} is missing" for name in names if name not in batch]
-            fresh = [f"{name} is new" for name in batch if name not in names]
-            raise UsageError(
-                f"samples of another form do not fit the buffer: {', '.join(missing + fresh)}; "
-                f"it holds {', '.join(names)}."
-            )
-        for name, column in zip(self._names, self._columns, strict=True):
-            if (part := batch.get(name)) is None:
-                continue
-            if part.shape[1:] != column.shape[1:]:
-                raise UsageError(
-                    f"{name} of shape {tuple(part.shape[1:])} per sample do not fit the buffer, "
-                    f"which holds {tuple(column.shape[1:])}."
-                )
-            if part.dtype != column.dtype:
-                raise UsageError(f"{name} of type {part.dtype} do not fit the buffer, which holds {column.dtype}.")
+    def _stored_state(self) -> dict[str, Any]:
+        """The part of the state that says which samples are stored."""
+        return self._storage.state(self.stored)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over a state that was checked."""
+        self._storage.load(state)  # first: it may fail
+        restore(self.generator, state["generator"])
+        self._form = state["form"]
+        # In place: a captured step reads from the addresses it was captured with.
+        self.seen.copy_(state["seen"])
+        self._offered = state["offered"]
 
 
-def choose(storage: str | Path, capacity: int, device: torch.device) -> Storage:
-    """What `storage` names: "device", "host", or a folder, for `capacity` samples that are drawn on `device`."""
+def open_storage(storage: str | Path, capacity: int, device: torch.device) -> Storage:
+    """The storage that a user named: "device", "host", or a folder, for samples that are drawn on `device`."""
     if isinstance(storage, Path):
         return Folder(storage, capacity, device)
     if storage not in ("device", "host"):
         raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")
-    return (Memory if storage == "device" else HostMemory)(capacity, device)
+    return Memory(capacity, device, device if storage == "device" else torch.device("cpu"))
+
+
+def _count(parts: dict[str, Tensor]) -> int:
+    """How many samples there are."""
+    return rows(next(iter(parts.values())))

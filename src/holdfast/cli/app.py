@@ -1,9 +1,11 @@
-"""The command itself: shared options, and errors turned into one sentence and an exit code."""
+"""The command itself: options that several commands share, and errors as one sentence and an exit code."""
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +13,10 @@ import typer
 from rich.markup import escape
 
 import holdfast
+from holdfast import _startup
 from holdfast.display import errors
 from holdfast.errors import HoldfastError
+from holdfast.plugins import import_plugins
 
 __all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
 
@@ -32,16 +36,6 @@ Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="Python modu
 Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 
 
-def import_plugins(names: list[str] | None) -> None:
-    """Import modules that register regularizers, learners or benchmarks; the current folder counts."""
-    sys.path.insert(0, "")
-    for name in names or []:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise HoldfastError(f"plugin '{name}' could not be imported: {error}.") from error
-
-
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
@@ -52,10 +46,37 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 def main() -> None:
     """The `holdfast` command: errors become one sentence and an exit code."""
     try:
-        app()
+        _startup.started()
+        with _flushed():
+            app()
     except HoldfastError as error:
-        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except KeyboardInterrupt:
         errors.print("stopped.")
         sys.exit(130)
+    except OSError as error:
+        _end(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}.")
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has an exception of its own only for the memory of a GPU.
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0] or "Python has none left."
+        _end(f"there is not enough memory: {reason} Choose a smaller buffer, batch or network.")
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Write standard output at the end of the block, where a full disk can still be told."""
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
+            raise
+
+
+def _end(message: str, code: int = 1) -> None:
+    errors.print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(code)

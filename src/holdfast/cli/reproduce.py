@@ -24,7 +24,7 @@ from holdfast.display import errors, output, table
 from holdfast.errors import UsageError
 from holdfast.experiments import EXPERIMENTS, ROBUSTNESS, Experiment, Results, Table, Verdict, assess, load_results
 from holdfast.registry import unknown_name
-from holdfast.sweep import Engine, Rates, Summary, cores, estimate, local_engine, sweep
+from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.training import choose_device
 
 __all__: list[str] = []
@@ -81,41 +81,42 @@ def reproduce_command(
 
 def _places(
     out: str, engine: str, address: str | None, jobs: int | None, device: str, stack: ExitStack
-) -> tuple[Path, Engine | None]:
+) -> tuple[Path, Runner | None]:
     """The folder results are read from here, and what carries out runs; None for this machine."""
     if engine == "local":
         if "://" in out:
             raise UsageError("--out can be an address only with --engine ray.")
         return Path(out), None
-    from holdfast.sweep.cluster import RayEngine, Remote
+    from holdfast.sweep.cluster import RayRunner
+    from holdfast.sweep.remote import Remote
 
     if "://" not in out:
-        return Path(out), RayEngine(address, jobs=jobs, device=device)
+        return Path(out), RayRunner(address, jobs=jobs, device=device)
     mirror = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-")))
     remote = Remote(out, mirror)
     remote.fetch()
-    return mirror, RayEngine(address, jobs=jobs, device=device, remote=remote)
+    return mirror, RayRunner(address, jobs=jobs, device=device, remote=remote)
 
 
 def _run(
     experiment: Experiment,
     configs: list[RunConfig],
     out: Path,
-    engine: Engine | None,
+    runner: Runner | None,
     known: Results,
     jobs: int | None,
     device: str,
     data: Path | None,
     plugins: list[str],
-) -> Summary:
+) -> SweepSummary:
     if all(config in known for config in configs):
-        return Summary(there=configs)
+        return SweepSummary(there=configs)
     rates = Rates(known, device)
     with _terminable(), SweepScreen(experiment.name, configs, out, known, rates) as screen:
         return sweep(
             configs,
             out,
-            engine=engine or local_engine(device, jobs),
+            runner=runner or local_runner(device, jobs),
             device=device,
             data=data,
             plugins=plugins,
@@ -172,7 +173,7 @@ def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, 
 
 
 def _span(missing: list[RunConfig], known: Results, jobs: int, device: str) -> str:
-    told = estimate(missing, known, jobs=jobs, device=device)
+    told = forecast(missing, known, jobs=jobs, device=device)
     if not missing:
         return "nothing to do"
     if len(told.unknown) == len(missing):
@@ -248,7 +249,7 @@ def _conclude(made: Table) -> None:
                 output.print(f"  except {where}: {numbers}", highlight=False)
 
 
-def _tell(summary: Summary) -> None:
+def _tell(summary: SweepSummary) -> None:
     """How the sweep ended, and the exit code for it."""
     for number, (config, error) in enumerate(summary.failed.items()):
         if number < NAMED:

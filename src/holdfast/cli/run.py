@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,15 +21,18 @@ from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
 from holdfast.display import RunDisplay, data_progress, errors, output, table
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names
 from holdfast.loggers import open_logger, watch
 from holdfast.registry import unknown_name
+from holdfast.sweep.runner import checkpoint_path
 from holdfast.training import Progress, choose_device, run
 
 __all__: list[str] = []
 
 OnStep = Callable[[Progress], None]
+
+MOST_THREADS = 1024  # PyTorch crashes where the system has no room for so many
 
 
 @app.command("run")
@@ -40,12 +46,14 @@ def run_command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
     device: Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default 1 for the MLP.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; by default, what the network prefers.", min=1, max=MOST_THREADS)
+    ] = None,
     data: DataRoot = None,
     out: Out = Path("runs"),
     force: Annotated[bool, typer.Option(help="Run even if the result is there already.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep checkpoints in OUT/checkpoints, and continue from one.")
+        bool, typer.Option("--resume", help="Save the state now and then, and continue from it.")
     ] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
     log: Annotated[
@@ -55,7 +63,7 @@ def run_command(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Train one method on one benchmark and keep the result."""
+    """Train one method on one benchmark and save the result."""
     import_plugins(plugin)
     BENCHMARKS[benchmark]
     if method not in method_names():
@@ -64,11 +72,12 @@ def run_command(
     config = _config(benchmark, method, {key: value for key, value in given.items() if value is not None}, set_ or [])
     target = choose_device(device)
     results.check_writable(out)
-    found = None if force else results.find(out, config)
-    kept = out / "checkpoints" / f"{config.fingerprint}.safetensors" if resume else None
-    if found is None:
-        if kept is not None and kept.exists():
-            errors.print(f"continuing from {kept}", highlight=False)
+    state, found, safe = checkpoint_path(out, config), None if force else results.find(out, config), True
+    if found is not None:
+        _say(f"already in {out / config.fingerprint}; --force runs it again")
+    else:
+        if state.exists():
+            _say(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
@@ -79,35 +88,59 @@ def run_command(
                     device=device,
                     threads=threads,
                     on_step=_all([display.watch(config.title), *loggers]),
-                    checkpoint=kept,
+                    checkpoint=state if resume else None,
                     every=checkpoint_every,
                 )
         except KeyboardInterrupt as stop:
-            errors.print(escape(str(stop) or "stopped."), highlight=False, soft_wrap=True)
+            _say(str(stop) or "stopped. Nothing of this run is saved; a run with --resume can be continued.")
+            if resume and state.exists():
+                _say(f"To continue: holdfast {shlex.join(sys.argv[1:])}")
             raise typer.Exit(130) from None
-        folder = results.save(found, out)
-        errors.print(f"saved to {folder}", highlight=False)
-    else:
-        errors.print(f"already in {out / config.fingerprint}; --force runs it again", highlight=False)
-    if kept is not None:
-        checkpoint.discard(kept)
+        safe = _save(found, out)
+    if safe:
+        checkpoint.discard(state)
     if as_json:
         print(json.dumps(found.to_json()))
     else:
         output.print(_summary(found))
+    if not safe:
+        raise typer.Exit(1)
 
 
 def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
-    """The preset with what the options say and then what --set says; not both about the same."""
+    """The preset, changed by the options and by --set; a setting that both name is refused."""
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:
             raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")
-    return RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given}).parse(settings)
+    config = RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given}).parse(settings)
+    if "buffer_size" in given and config.buffer_size is None:
+        raise UsageError(f"method '{method}' stores no samples: leave out --buffer-size.")
+    return config
+
+
+def _save(result: results.RunResult, out: Path) -> bool:
+    """Save the result in `out`, or else where there is room, and say where; False if it is not in `out`."""
+    try:
+        _say(f"saved to {results.save(result, out)}")
+        return True
+    except HoldfastError as error:
+        _say(f"error: {error}")
+    for place in (Path(tempfile.gettempdir()), Path.home()):
+        with suppress(HoldfastError, OSError):
+            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place))
+            _say(f"saved to {results.save(result, folder)} instead; move it to {out}")
+            return False
+    _say("the result could not be saved anywhere; these are its numbers:")
+    return False
+
+
+def _say(text: str) -> None:
+    errors.print(escape(text), highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _loggers(targets: list[str], config: RunConfig) -> Iterator[list[OnStep]]:
-    """A callback for every --log; what cannot be logged to is found out before training."""
+    """A callback for every --log; raises before training if one of them cannot be written to."""
     name = f"{config.benchmark}-{config.method}-{config.fingerprint}"
     with ExitStack() as opened:
         made = [opened.enter_context(open_logger(each, name=name, config=config.to_dict())) for each in targets]

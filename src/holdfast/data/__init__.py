@@ -1,11 +1,11 @@
-"""Files -> uint8 tensors: published data sets, verified by checksum, downloaded if need be."""
+"""Files -> uint8 tensors: published data sets, verified by checksum, downloaded if necessary."""
 
 from holdfast.data import cifar, cifar10c, mnist, tinyimagenet  # noqa: F401 - importing one registers it
 from holdfast.data.catalogue import (
     DATASETS,
     Dataset,
     ImageSet,
-    Progress,
+    Reporter,
     Source,
     Status,
     fetch,
@@ -19,7 +19,7 @@ __all__ = [
     "DATASETS",
     "Dataset",
     "ImageSet",
-    "Progress",
+    "Reporter",
     "Source",
     "Status",
     "data_root",

@@ -14,22 +14,10 @@ from holdfast.data.files import data_root
 from holdfast.errors import DataError
 from holdfast.registry import Registry
 
-__all__ = [
-    "DATASETS",
-    "Dataset",
-    "ImageSet",
-    "Progress",
-    "Source",
-    "State",
-    "Status",
-    "fetch",
-    "load",
-    "reporting",
-    "status",
-]
+__all__ = ["DATASETS", "Dataset", "ImageSet", "Reporter", "Source", "Status", "fetch", "load", "reporting", "status"]
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is going on, how much is done, and how much there is in all."""
+Reporter = Callable[[str, int, int], None]
+"""Called with the name of an activity, how much of it is done, and how much there is in all."""
 
 State = Literal["bundled", "verified", "present", "missing", "damaged"]
 
@@ -51,9 +39,9 @@ class Dataset(NamedTuple):
 
 
 class Status(NamedTuple):
-    """How a data set stands: `detail` is a sentence for people, `size` is in bytes, 0 if missing or not counted.
+    """Whether a data set is there. `detail` is a sentence for people; `size` is in bytes, 0 if missing or not counted.
 
-    "present" means that the files are there; "verified", that their checksums were right just now.
+    "present" means that the files are there; "verified", that their checksums were compared just now.
     """
 
     state: State
@@ -63,33 +51,32 @@ class Status(NamedTuple):
 
 
 class Source(Protocol):
-    """What a data set must offer to be registered. `root` is the data root; it need not exist.
+    """What a registered data set must have. `root` is the data root, which may not exist yet.
 
-    One that cannot be loaded says why in an attribute `refusal`, which keeps `load` from fetching it.
+    A data set that cannot be loaded says why in an attribute `refusal`; `load` then does not fetch it.
     """
 
-    def load(self, root: Path, progress: Progress | None) -> Dataset:
-        """The data set, from the files that are there; a DataError if they are missing or damaged."""
+    def load(self, root: Path, progress: Reporter | None) -> Dataset:
+        """The data set from its files; a DataError if they are missing or damaged."""
         ...
 
     def status(self, root: Path, verify: bool) -> Status:
         """Where the files are; with `verify`, whether they are the published ones."""
         ...
 
-    def fetch(self, root: Path, progress: Progress | None) -> Path:
+    def fetch(self, root: Path, progress: Reporter | None) -> Path:
         """Download and verify the files unless they are in order; returns where they are."""
         ...
 
 
 DATASETS: Registry[Source] = Registry("data set")
 
-
-_reporter: ContextVar[Progress | None] = ContextVar("reporter", default=None)
+_reporter: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
 
 
 @contextmanager
-def reporting(progress: Progress) -> Iterator[None]:
-    """Inside the block, downloads and decoding report to `progress`, however deep the call."""
+def reporting(progress: Reporter) -> Iterator[None]:
+    """Inside the block, all downloads and all decoding report to `progress`."""
     token = _reporter.set(progress)
     try:
         yield
@@ -98,9 +85,9 @@ def reporting(progress: Progress) -> Iterator[None]:
 
 
 def load(
-    name: str, root: Path | str | None = None, *, download: bool = True, progress: Progress | None = None
+    name: str, root: Path | str | None = None, *, download: bool = True, progress: Reporter | None = None
 ) -> Dataset:
-    """The data set `name` as CPU tensors; a missing one is fetched first, unless `download` is off."""
+    """The data set `name` as CPU tensors. If it is missing, it is fetched first, unless `download` is False."""
     source, folder, progress = DATASETS[name], data_root(root), progress or _reporter.get()
     if refusal := getattr(source, "refusal", None):
         raise DataError(refusal)
@@ -110,10 +97,10 @@ def load(
 
 
 def status(name: str, root: Path | str | None = None, verify: bool = False) -> Status:
-    """Where the data set `name` is. `verify` reads every file; without it, this only looks whether they are there."""
+    """Where the data set `name` is. `verify` reads every file; otherwise this only looks whether they are there."""
     return DATASETS[name].status(data_root(root), verify)
 
 
-def fetch(name: str, root: Path | str | None = None, progress: Progress | None = None) -> Path:
-    """Download and verify the data set `name` unless it is there already; returns its file or folder."""
+def fetch(name: str, root: Path | str | None = None, progress: Reporter | None = None) -> Path:
+    """Download and verify the data set `name`, unless it is there already; returns its file or folder."""
     return DATASETS[name].fetch(data_root(root), progress or _reporter.get())

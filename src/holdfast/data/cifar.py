@@ -7,7 +7,7 @@ import math
 import pickle
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Progress, Status
-from holdfast.data.download import archive_status, fetch_archive, missing
-from holdfast.data.files import Archive, checked
+from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Reporter, Status
+from holdfast.data.download import ArchivedSource, files_status
+from holdfast.data.files import Archive, checked, read_checked
 from holdfast.errors import DataError
 
 __all__ = ["Cifar", "unpickle"]
 
-
 LARGEST = 1 << 30
-"""Bytes into an archive at which the last file must have ended; the larger of the published ones needs 190 million."""
+"""Limit on the unpacked size of an archive in bytes; the published ones have up to 190 million."""
 
 
 class _Code:
-    """Stands in for numpy.dtype: the files say of their arrays that they are of bytes."""
+    """Replaces numpy.dtype in a file: it only notes whether the type is "bytes"."""
 
     def __init__(self, code: object, *flags: object) -> None:
         self.is_bytes = code in (b"u1", "u1")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment, which bytes do not have."""
+        """Ignore byte order and alignment, which bytes do not have."""
 
 
 class _Array:
-    """Stands in for numpy.ndarray: nothing of NumPy is within a file's reach, only its bytes are taken over.
+    """Replaces numpy.ndarray in a file, so that the file can call nothing of NumPy; only its bytes are copied.
 
-    The real class would build an array of any size, or of objects at addresses that the file names.
+    The real class would build an array of any size, or of objects at addresses that the file gives.
     """
 
     array: np.ndarray[Any, np.dtype[np.uint8]]
@@ -49,11 +48,11 @@ class _Array:
         _, shape, code, by_column, content = state
         if not code.is_bytes or by_column or math.prod(shape) != len(content):
             raise DataError("its arrays are not rows of bytes")
-        # A copy, because torch wants memory it may write to.
+        # A copy, because torch needs writable memory.
         self.array = np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
-# All that the published files refer to, under the names that an old numpy had for it.
+# Everything that the published files refer to, by the names of an old numpy.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
     ("numpy", "ndarray"): _Array,
@@ -61,7 +60,7 @@ _ALLOWED = {
 }
 
 
-# Python's own unpickler rather than the one in C, which makes room for as many values as a file says it will remember.
+# Python's own unpickler, because the one in C allocates as much memory as a file asks for.
 class _ArrayUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -70,7 +69,7 @@ class _ArrayUnpickler(pickle._Unpickler):
 
 
 def unpickle(content: bytes, path: Path) -> dict[bytes, Any]:
-    """What a CIFAR file holds. Only plain values and arrays of bytes are ever built; `path` names it in errors."""
+    """The dictionary in a CIFAR file. Only plain values and arrays of bytes are built; errors name `path`."""
     try:
         loaded = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a broken pickle may raise anything
@@ -81,11 +80,9 @@ def unpickle(content: bytes, path: Path) -> dict[bytes, Any]:
 
 
 @dataclass(frozen=True)
-class Cifar:
+class Cifar(ArchivedSource):
     """One of the two data sets. `train`, `test` and `meta` map the names of files to their checksums."""
 
-    archive: Archive
-    folder: str
     train: Mapping[str, str]
     test: Mapping[str, str]
     meta: Mapping[str, str]
@@ -97,56 +94,28 @@ class Cifar:
         """The checksum of every file."""
         return {**self.train, **self.test, **self.meta}
 
-    def load(self, root: Path, progress: Progress | None) -> Dataset:
+    def load(self, root: Path, progress: Reporter | None) -> Dataset:
         """The data set, 3 x 32 x 32, in the published order; each file's checksum is verified before it is loaded."""
-        files = self._read(root)
-        path = root / self.folder
-        names = self._class_names(files, path)
+        folder = root / self.folder
+        files = self._read_folder(folder) if folder.is_dir() else self._read_archive(root)
+        names = self._class_names(files, folder)
         train, test = (
-            _join([self._batch(unpickle(files[name], path / name), path / name, len(names)) for name in split])
+            _join(self._batch(files[name], folder / name, len(names)) for name in split)
             for split in (self.train, self.test)
         )
         return Dataset(train, test, len(names), names)
 
-    def status(self, root: Path, verify: bool) -> Status:
-        """Where the folder or, failing that, the archive is."""
-        folder = root / self.folder
-        if not folder.is_dir():
-            return archive_status(self.archive, root, verify)
-        paths = [folder / name for name in self.checksums]
-        gone = [path.name for path in paths if not path.is_file()]
-        size = sum(path.stat().st_size for path in paths if path.is_file())
-        if gone:
-            return Status("damaged", folder, f"{folder} is incomplete: {', '.join(gone)} not there.", size)
-        if not verify:
-            return Status("present", folder, "Every file is there; the checksums were not looked at.", size)
-        try:
-            self._read_folder(folder)
-        except DataError as error:
-            return Status("damaged", folder, str(error), size)
-        return Status("verified", folder, "Every file is the published one.", size)
-
-    def fetch(self, root: Path, progress: Progress | None) -> Path:
-        """The folder or archive, the latter downloaded if need be."""
-        return fetch_archive(self.archive, self.status(root, verify=True), root, progress)
-
-    def _read(self, root: Path) -> dict[str, bytes]:
-        if (root / self.folder).is_dir():
-            return self._read_folder(root / self.folder)
-        if (root / self.archive.name).is_file():
-            return self._read_archive(root / self.archive.name)
-        raise missing(self.archive, root)
+    def _folder_status(self, folder: Path, verify: bool) -> Status:
+        return files_status(folder, self.checksums, (lambda: self._read_folder(folder)) if verify else None)
 
     def _read_folder(self, folder: Path) -> dict[str, bytes]:
-        try:
-            return {
-                name: checked((folder / name).read_bytes(), sum_, folder / name)
-                for name, sum_ in self.checksums.items()
-            }
-        except OSError as error:
-            raise DataError(f"{error.filename} cannot be read ({error.strerror}). Unpack the archive again.") from None
+        remedy = "Unpack the archive again."
+        return {name: read_checked(folder / name, checksum, remedy) for name, checksum in self.checksums.items()}
 
-    def _read_archive(self, path: Path) -> dict[str, bytes]:
+    def _read_archive(self, root: Path) -> dict[str, bytes]:
+        path = root / self.archive.name
+        if not path.is_file():
+            raise self.archive.missing(root)
         wanted = {f"{self.folder}/{name}": name for name in self.checksums}
         files: dict[str, bytes] = {}
         try:
@@ -160,34 +129,31 @@ class Cifar:
                         name = wanted[member.name]
                         files[name] = checked(stream.read(), self.checksums[name], path / member.name)
         except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
-            raise DataError(f"{path} is damaged ({error}). Delete it. {self.archive.by_hand(path.parent)}") from None
+            raise self.archive.damaged(root, error) from None
         gone = sorted(self.checksums.keys() - files.keys())
         if gone:
-            raise DataError(f"{path} does not contain {', '.join(gone)}. {self.archive.by_hand(path.parent)}")
+            raise self.archive.damaged(root, f"it does not contain {', '.join(gone)}")
         return files
 
-    def _class_names(self, files: Mapping[str, bytes], path: Path) -> tuple[str, ...]:
+    def _class_names(self, files: Mapping[str, bytes], folder: Path) -> tuple[str, ...]:
         (name,) = self.meta
-        names = unpickle(files[name], path / name).get(self.names_key)
+        names = unpickle(files[name], folder / name).get(self.names_key)
         if not isinstance(names, list) or not names or not all(isinstance(entry, bytes) for entry in names):
-            raise DataError(f"{path / name} does not hold the names of the classes.")
+            raise DataError(f"{folder / name} does not hold the names of the classes.")
         return tuple(entry.decode("utf-8", "replace") for entry in names)
 
-    def _batch(self, batch: dict[bytes, Any], path: Path, classes: int) -> ImageSet:
+    def _batch(self, content: bytes, path: Path, classes: int) -> ImageSet:
+        batch = unpickle(content, path)
         images, labels = batch.get(b"data"), batch.get(self.label_key)
         if not isinstance(images, np.ndarray) or images.shape[1:] != (3072,):
             raise DataError(f"{path} holds no rows of 3 x 32 x 32 bytes.")
-        known = range(classes)
-        if not isinstance(labels, list) or len(labels) != len(images) or not all(_is_label(y, known) for y in labels):
+        labels = labels if isinstance(labels, list) else [None]
+        if len(labels) != len(images) or not all(isinstance(label, int) and 0 <= label < classes for label in labels):
             raise DataError(f"{path} does not hold one label from 0 to {classes - 1} for each image.")
         return ImageSet(torch.from_numpy(images).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
 
 
-def _is_label(value: object, known: range) -> bool:
-    return isinstance(value, int) and value in known
-
-
-def _join(batches: list[ImageSet]) -> ImageSet:
+def _join(batches: Iterable[ImageSet]) -> ImageSet:
     images, labels = zip(*batches, strict=True)
     return ImageSet(torch.cat(images), torch.cat(labels))
 
@@ -196,12 +162,7 @@ _HOME = "https://www.cs.toronto.edu/~kriz/"
 
 DATASETS.register("cifar10", "50,000 + 10,000 colour 32 x 32 photographs, 10 classes")(
     Cifar(
-        archive=Archive(
-            "cifar-10-python.tar.gz",
-            _HOME + "cifar-10-python.tar.gz",
-            "md5:c58f30108f718f92721af3b95e74349a",
-            170_498_071,
-        ),
+        archive=Archive(_HOME + "cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a", 170_498_071),
         folder="cifar-10-batches-py",
         train={
             "data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
@@ -219,12 +180,7 @@ DATASETS.register("cifar10", "50,000 + 10,000 colour 32 x 32 photographs, 10 cla
 
 DATASETS.register("cifar100", "50,000 + 10,000 colour 32 x 32 photographs, 100 classes (the fine labels)")(
     Cifar(
-        archive=Archive(
-            "cifar-100-python.tar.gz",
-            _HOME + "cifar-100-python.tar.gz",
-            "md5:eb9058c3a382ffc7106e4002c42a8d85",
-            169_001_437,
-        ),
+        archive=Archive(_HOME + "cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
         folder="cifar-100-python",
         train={"train": "md5:16019d7e3df5f24257cddd939b257f8d"},
         test={"test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"},

@@ -1,4 +1,4 @@
-"""CIFAR-10-C: the CIFAR-10 test images, corrupted, as published. Test data for analyses; nothing trains on it."""
+"""CIFAR-10-C: the published corrupted test images of CIFAR-10. They are for analyses; nothing trains on them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import numpy as np
 
-from holdfast.data.catalogue import DATASETS, Dataset, Progress, Status
-from holdfast.data.download import archive_status, fetch_archive
+from holdfast.data.catalogue import DATASETS, Dataset, Reporter, Status
+from holdfast.data.download import ArchivedSource, files_status
 from holdfast.data.files import Archive, map_array
 from holdfast.errors import DataError
 
@@ -29,10 +29,10 @@ CORRUPTIONS = (
 
 
 @dataclass(frozen=True)
-class Cifar10C:
-    """The published archive, and the folder of .npy files it unpacks to, which is what analyses read."""
+class Cifar10C(ArchivedSource):
+    """The published archive, and the folder of .npy files unpacked from it, which analyses read."""
 
-    archive: Archive
+    folder: str = FOLDER
     images: int = 50_000
     """Rows of every file: the test images at five severities."""
     refusal: ClassVar[str] = (
@@ -46,42 +46,35 @@ class Cifar10C:
         arrays = {f"{name}.npy": (self.images, 32, 32, 3) for name in CORRUPTIONS}
         return {**arrays, "labels.npy": (self.images,)}
 
-    def load(self, root: Path, progress: Progress | None) -> Dataset:
-        """A DataError: there are no training images."""
+    def load(self, root: Path, progress: Reporter | None) -> Dataset:
+        """Raises a DataError: there are no training images."""
         raise DataError(self.refusal)
 
-    def status(self, root: Path, verify: bool) -> Status:
-        """Where the folder or, failing that, the archive is. `verify` looks into the folder's files.
-
-        A checksum is published for the archive only, so that a folder is never more than "present".
-        """
-        folder = root / FOLDER
-        if not folder.is_dir():
-            return archive_status(self.archive, root, verify)
-        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-        wrong = [name for name in self.shapes if not (folder / name).is_file()]
-        if wrong:
-            return Status("damaged", folder, f"{folder} is incomplete: {', '.join(wrong)} not there.", size)
-        if not verify:
-            return Status("present", folder, "Every file is there; what is in them was not looked at.", size)
-        wrong = [name for name, shape in self.shapes.items() if not _holds(folder / name, shape)]
-        if wrong:
-            return Status("damaged", folder, f"{folder} is damaged: {', '.join(wrong)} not as published.", size)
-        return Status("present", folder, "Every file has the published shape; only the archive has a checksum.", size)
-
-    def fetch(self, root: Path, progress: Progress | None) -> Path:
-        """The folder, unpacked from the archive, which is downloaded if need be and kept."""
-        path = fetch_archive(self.archive, self.status(root, verify=True), root, progress)
+    def fetch(self, root: Path, progress: Reporter | None) -> Path:
+        """The folder, unpacked from the archive, which is downloaded if necessary and stays there."""
+        path = super().fetch(root, progress)
         return path if path == root / FOLDER else self._unpack(path, root, progress)
 
-    def _unpack(self, archive: Path, root: Path, progress: Progress | None) -> Path:
-        """The folder `root` / CIFAR-10-C; whole or not at all."""
+    def _folder_status(self, folder: Path, verify: bool) -> Status:
+        found = files_status(folder, self.shapes, (lambda: self._check(folder)) if verify else None)
+        if found.state != "verified":
+            return found
+        # Only the archive has a published checksum, so that a folder is never more than "present".
+        return found._replace(state="present", detail="Every file has the published shape; there are no checksums.")
+
+    def _check(self, folder: Path) -> None:
+        wrong = [name for name, shape in self.shapes.items() if not _holds(folder / name, shape)]
+        if wrong:
+            raise DataError(f"{folder} is damaged: {', '.join(wrong)} not as published.")
+
+    def _unpack(self, archive: Path, root: Path, progress: Reporter | None) -> Path:
+        """Make the complete folder in `root`, or nothing."""
         scratch = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=root))
         try:
             with tarfile.open(archive, "r:") as tar:
                 missing = set(self.shapes)
                 for member in tar:
-                    # Only the names we know, written where we say: no path inside the archive is ever followed.
+                    # Only known names are written, to our own folder: paths inside the archive are never followed.
                     name = member.name.removeprefix(f"{FOLDER}/")
                     stream = tar.extractfile(member) if name in missing and member.isreg() else None
                     if stream is None:
@@ -92,23 +85,20 @@ class Cifar10C:
                     if progress:
                         progress(f"unpack {archive.name}", len(self.shapes) - len(missing), len(self.shapes))
             if missing:
-                self._refuse(archive, f"it does not contain {', '.join(sorted(missing))}")
+                raise ValueError(f"it does not contain {', '.join(sorted(missing))}")
             scratch.chmod(0o755)
             scratch.rename(root / FOLDER)
         except (tarfile.TarError, EOFError, ValueError) as error:
-            self._refuse(archive, str(error))
+            raise self.archive.damaged(root, error) from None
         except OSError as error:
             raise DataError(f"{archive} could not be unpacked in {root}: {error.strerror or error}.") from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return root / FOLDER
 
-    def _refuse(self, archive: Path, reason: str) -> NoReturn:
-        raise DataError(f"{archive} is damaged ({reason}). Delete it. {self.archive.by_hand(archive.parent)}") from None
-
 
 def _holds(file: Path, shape: Iterable[int]) -> bool:
-    """Whether the file is a plain array of integers of that shape; its numbers are not read."""
+    """Whether the file is an array of integers of that shape; the numbers are not read."""
     try:
         stored = map_array(file)
     except DataError:
@@ -119,7 +109,6 @@ def _holds(file: Path, shape: Iterable[int]) -> bool:
 DATASETS.register("cifar10-c", "CIFAR-10's test images under 19 corruptions at 5 severities, for 'holdfast analyze'")(
     Cifar10C(
         Archive(
-            "CIFAR-10-C.tar",
             "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
             "md5:56bf5dcef84df0e2308c6dcbcbbd8499",
             2_918_471_680,

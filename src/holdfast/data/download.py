@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.data.catalogue import Progress, Status
+from holdfast.data.catalogue import Reporter, Status
 from holdfast.data.files import Archive, matches
 from holdfast.errors import DataError
 
-__all__ = ["archive_status", "download", "fetch_archive", "missing"]
+__all__ = ["ArchivedSource", "archive_status", "download", "files_status"]
 
 
-def missing(archive: Archive, root: Path) -> DataError:
-    """The error for an archive that is not there."""
-    return DataError(f"{archive.name} is not in {root}. {archive.by_hand(root)}")
+@dataclass(frozen=True)
+class ArchivedSource:
+    """A data set that is one archive in the data root, or the folder that someone unpacked from it."""
+
+    archive: Archive
+    folder: str
+
+    def status(self, root: Path, verify: bool) -> Status:
+        """Where the folder is or, if there is none, the archive."""
+        folder = root / self.folder
+        return self._folder_status(folder, verify) if folder.is_dir() else archive_status(self.archive, root, verify)
+
+    def fetch(self, root: Path, progress: Reporter | None) -> Path:
+        """The folder or the archive, which is downloaded if it is missing or damaged."""
+        found = self.status(root, verify=True)
+        if found.state in ("verified", "present"):
+            return found.path
+        if found.path == root / self.folder:
+            # Someone unpacked it, so we do not delete it. As long as it is there, the archive is not used.
+            raise DataError(f"{found.detail} Delete the folder {found.path}, then fetch again.")
+        return download(self.archive, root, progress)
+
+    def _folder_status(self, folder: Path, verify: bool) -> Status:
+        raise NotImplementedError
+
+
+def files_status(folder: Path, names: Iterable[str], check: Callable[[], object] | None) -> Status:
+    """Whether `folder` has all these files. `check` raises a DataError if they are not the published ones."""
+    paths = [folder / name for name in names]
+    gone = [path.name for path in paths if not path.is_file()]
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    if gone:
+        return Status("damaged", folder, f"{folder} is incomplete: {', '.join(gone)} not there.", size)
+    if check is None:
+        return Status("present", folder, "Every file is there; their contents were not checked.", size)
+    try:
+        check()
+    except DataError as error:
+        return Status("damaged", folder, str(error), size)
+    return Status("verified", folder, "Every file is the published one.", size)
 
 
 def archive_status(archive: Archive, root: Path, verify: bool) -> Status:
@@ -23,7 +62,7 @@ def archive_status(archive: Archive, root: Path, verify: bool) -> Status:
         return Status("missing", path, f"Not there; {archive.size / 1e6:.0f} MB to fetch from {archive.url}.", 0)
     size = path.stat().st_size
     if not verify:
-        return Status("present", path, "The archive is there; its checksum was not looked at.", size)
+        return Status("present", path, "The archive is there; its checksum was not compared.", size)
     with path.open("rb") as stream:
         if not matches(stream, archive.checksum):
             detail = f"{path} is not the published file: its checksum is not {archive.checksum}."
@@ -31,18 +70,8 @@ def archive_status(archive: Archive, root: Path, verify: bool) -> Status:
     return Status("verified", path, "The archive is the published one.", size)
 
 
-def fetch_archive(archive: Archive, found: Status, root: Path, progress: Progress | None) -> Path:
-    """Where the data is, downloading the archive if it was `found` missing or damaged."""
-    if found.state in ("verified", "present"):
-        return found.path
-    if found.path != root / archive.name:
-        # A folder someone unpacked: not ours to delete, and it would go on hiding the archive.
-        raise DataError(f"{found.detail} Delete the folder {found.path}, then fetch again.")
-    return download(archive, root, progress)
-
-
-def download(archive: Archive, root: Path, progress: Progress | None = None, *, retries: int = 3) -> Path:
-    """The path of the archive in `root`, downloaded and verified. Only a complete, right file ever gets that name."""
+def download(archive: Archive, root: Path, progress: Reporter | None = None, *, retries: int = 3) -> Path:
+    """Download and verify the archive; returns its path in `root`. Only a complete and correct file gets that name."""
     try:
         import pooch
         from requests.exceptions import ChunkedEncodingError, ConnectionError, RequestException, Timeout
@@ -50,7 +79,7 @@ def download(archive: Archive, root: Path, progress: Progress | None = None, *, 
         raise DataError(
             f"Fetching {archive.name} needs pooch: pip install 'holdfast[download]'. Or: {archive.by_hand(root)}"
         ) from None
-    pooch.get_logger().setLevel("WARNING")  # it would announce each download on standard error
+    pooch.get_logger().setLevel("WARNING")  # or it announces each download on standard error
     bar = _Bar(f"download {archive.name}", progress) if progress else False
     shelf = pooch.create(
         path=root,
@@ -60,7 +89,7 @@ def download(archive: Archive, root: Path, progress: Progress | None = None, *, 
         retry_if_failed=retries,
     )
     try:
-        # pooch's chunks of 1 KiB would mean a progress call each.
+        # With pooch's own chunks of 1 KiB, progress would be reported far too often.
         shelf.fetch(archive.name, downloader=pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 20))
         (root / archive.name).chmod(0o644)  # pooch leaves it private; a data root may be shared
     except Timeout:
@@ -79,9 +108,9 @@ def download(archive: Archive, root: Path, progress: Progress | None = None, *, 
 
 
 class _Bar:
-    """A progress bar as pooch drives one, passing on to our callback."""
+    """A progress bar in the form that pooch wants; it calls our reporter."""
 
-    def __init__(self, what: str, progress: Progress) -> None:
+    def __init__(self, what: str, progress: Reporter) -> None:
         self._what, self._progress = what, progress
         self._total = self._done = 0
 
@@ -92,7 +121,7 @@ class _Bar:
     @total.setter
     def total(self, size: int) -> None:
         self._total = size
-        self.reset()  # pooch says the total anew for each attempt, and nothing else
+        self.reset()  # pooch sets the total again for each attempt
 
     def update(self, size: int) -> None:
         self._done = min(self._done + size, self._total)  # pooch counts the last chunk as a full one

@@ -15,21 +15,33 @@ from numpy.typing import NDArray
 
 from holdfast.errors import DataError
 
-__all__ = ["Archive", "checked", "data_root", "map_array", "matches"]
+__all__ = ["Archive", "checked", "data_root", "map_array", "matches", "read_checked"]
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A published file: its name, where it is published, its checksum as "algorithm:hex", its size in bytes."""
+    """A published file: its address, its checksum as "algorithm:hex", its size in bytes."""
 
-    name: str
     url: str
     checksum: str
     size: int
 
+    @property
+    def name(self) -> str:
+        """The name of the file, in a data root too."""
+        return self.url.rpartition("/")[2]
+
     def by_hand(self, root: Path) -> str:
-        """What to tell someone who has to put the file in place themselves."""
+        """A sentence for people who must put the file in place themselves."""
         return f"Download it yourself from {self.url} and put it at {root / self.name}."
+
+    def missing(self, root: Path) -> DataError:
+        """The error for an archive that is not there."""
+        return DataError(f"{self.name} is not in {root}. {self.by_hand(root)}")
+
+    def damaged(self, root: Path, reason: object) -> DataError:
+        """The error for an archive that is there, but cannot be used."""
+        return DataError(f"{root / self.name} is damaged ({reason}). Delete it. {self.by_hand(root)}")
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -47,15 +59,15 @@ def _user_cache() -> Path:
 
 
 def matches(stream: io.BufferedReader | io.BytesIO, checksum: str) -> bool:
-    """Whether what is left of `stream` has the checksum "algorithm:hex"."""
+    """Whether the rest of `stream` has the checksum "algorithm:hex"."""
     algorithm, _, digest = checksum.partition(":")
-    # MD5 guards against damage here, not against an adversary; without the flag FIPS builds refuse it.
+    # MD5 detects damage here, not attacks; without this flag, FIPS builds refuse it.
     found = hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False))
     return found.hexdigest() == digest
 
 
 def checked(content: bytes, checksum: str, path: Path) -> bytes:
-    """`content` itself if it has the checksum; `path` names it in the error otherwise."""
+    """`content`, if it has the checksum; otherwise an error that names `path`."""
     if not matches(io.BytesIO(content), checksum):
         raise DataError(
             f"{path} is damaged or altered: its checksum is not {checksum}. Delete it and put the published file there."
@@ -63,10 +75,19 @@ def checked(content: bytes, checksum: str, path: Path) -> bytes:
     return content
 
 
-def map_array(path: Path) -> NDArray[Any]:
-    """The array in a .npy file, read-only and not yet read: only what is looked at comes into memory.
+def read_checked(path: Path, checksum: str, remedy: str) -> bytes:
+    """The content of a file that must have the checksum; `remedy` says what to do if it cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}). {remedy}") from None
+    return checked(content, checksum, path)
 
-    Whatever the file announces, no more than it holds is mapped, and nothing in it is executed.
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array in a .npy file, mapped read-only: only the parts in use are read into memory.
+
+    Nothing in the file is executed, and a header that announces more than the file holds raises.
     """
     try:
         return np.lib.format.open_memmap(path, mode="r")

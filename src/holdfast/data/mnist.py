@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Progress, Status
-from holdfast.data.files import checked
+from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Reporter, Status
+from holdfast.data.download import files_status
+from holdfast.data.files import read_checked
 from holdfast.errors import DataError
 
 __all__ = ["Mnist", "parse_idx"]
@@ -29,7 +30,7 @@ CHECKSUMS = {
 
 
 def parse_idx(content: bytes, rank: int, path: Path) -> Tensor:
-    """The uint8 array of an unpacked IDX file, which must have `rank` dimensions; `path` names it in errors."""
+    """The uint8 array of an unpacked IDX file, which must have `rank` dimensions; errors name `path`."""
     header = 4 + 4 * rank
     if content[:4] != bytes([0, 0, 8, rank]) or len(content) < header:
         raise DataError(f"{path} is not an IDX file of bytes in {rank} dimensions.")
@@ -37,7 +38,7 @@ def parse_idx(content: bytes, rank: int, path: Path) -> Tensor:
     if len(content) - header != math.prod(shape) or 0 in shape:
         announced = " x ".join(map(str, shape))
         raise DataError(f"{path} announces {announced} values and holds {len(content) - header}.")
-    # A copy, because torch wants memory it may write to.
+    # A copy, because torch needs writable memory.
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy())
 
 
@@ -48,26 +49,16 @@ class Mnist:
     folder: Path
     checksums: Mapping[str, str] = field(default_factory=lambda: CHECKSUMS)
 
-    def load(self, root: Path, progress: Progress | None) -> Dataset:
-        """MNIST, 1 x 28 x 28; `root` is not looked at."""
+    def load(self, root: Path, progress: Reporter | None) -> Dataset:
+        """MNIST, 1 x 28 x 28; `root` is not used."""
         return Dataset(self._split("train"), self._split("t10k"), 10, tuple("0123456789"))
 
     def status(self, root: Path, verify: bool) -> Status:
-        """Bundled, unless someone took the files away or, with `verify`, changed them."""
-        paths = [self.folder / name for name in self.checksums]
-        gone = [path.name for path in paths if not path.is_file()]
-        if gone:
-            return Status("missing", self.folder, f"{', '.join(gone)} not there.", 0)
-        size = sum(path.stat().st_size for path in paths)
-        if verify:
-            try:
-                for path in paths:
-                    self._read(path.name)
-            except DataError as error:
-                return Status("damaged", self.folder, str(error), size)
-        return Status("bundled", self.folder, "Ships with Holdfast.", size)
+        """Bundled, unless files were removed or, with `verify`, changed."""
+        found = files_status(self.folder, self.checksums, self._check if verify else None)
+        return found if found.state == "damaged" else found._replace(state="bundled", detail="Ships with Holdfast.")
 
-    def fetch(self, root: Path, progress: Progress | None) -> Path:
+    def fetch(self, root: Path, progress: Reporter | None) -> Path:
         """The bundled folder: there is nothing to download."""
         found = self.status(root, verify=True)
         if found.state != "bundled":
@@ -90,12 +81,11 @@ class Mnist:
         return parse_idx(content, rank, path)
 
     def _read(self, name: str) -> bytes:
-        path = self.folder / name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}). Install Holdfast again.") from None
-        return checked(content, self.checksums[name], path)
+        return read_checked(self.folder / name, self.checksums[name], "Install Holdfast again.")
+
+    def _check(self) -> None:
+        for name in self.checksums:
+            self._read(name)
 
 
 DATASETS.register("mnist", "60,000 + 10,000 grey 28 x 28 digits, 10 classes; ships with Holdfast")(

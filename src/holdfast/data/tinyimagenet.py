@@ -1,6 +1,6 @@
-"""Tiny-ImageNet-200, from the published zip or the folder it unpacks to; decoded once, then read from a cache.
+"""Tiny-ImageNet-200, from the published zip or the folder unpacked from it; decoded once, then read from a cache.
 
-The labels of the published test images were never released, so that the validation images are the test set.
+The labels of the published test images were never released, so the validation images are the test set.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import io
 import os
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Progress, Status
-from holdfast.data.download import archive_status, fetch_archive, missing
+from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Reporter, Status
+from holdfast.data.download import ArchivedSource, archive_status
 from holdfast.data.files import Archive
 from holdfast.errors import DataError
 from holdfast.files import replacing
@@ -33,61 +33,41 @@ CACHE = "tiny-imagenet-200.decoded.safetensors"
 SIDE = 64
 REPORT_EVERY = 500  # images
 LARGEST = 1 << 24
-"""Bytes a file of the tree may have; the published ones stay below a hundredth of that."""
+"""Limit on the size of one file in bytes; the published ones have less than a hundredth of it."""
 
 
-class Tree(Protocol):
-    """Files by their path inside the folder tiny-imagenet-200, wherever that is."""
+class Tree(NamedTuple):
+    """The files of the folder tiny-imagenet-200, unpacked or in the zip, by their path inside the folder."""
 
     path: Path
-
-    def sizes(self) -> dict[str, int]:
-        """Every file and its size in bytes."""
-        ...
-
-    def read(self, name: str) -> bytes:
-        """The content of one file."""
-        ...
-
-
-class _Folder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def sizes(self) -> dict[str, int]:
-        files = (Path(parent, name) for parent, _, names in os.walk(self.path) for name in names)
-        return {file.relative_to(self.path).as_posix(): file.stat().st_size for file in files if file.is_file()}
+    """The folder or the zip."""
+    sizes: dict[str, int]
+    """Every file and its size in bytes."""
+    open: Callable[[str], bytes]
+    """The content of a file."""
 
     def read(self, name: str) -> bytes:
-        _check_size(self.path / name, (self.path / name).stat().st_size)
-        return (self.path / name).read_bytes()
+        """The content of a file; one that is too large raises."""
+        if self.sizes.get(name, 0) > LARGEST:
+            raise ValueError(f"{Path(name).name} claims to be of {self.sizes[name]} bytes")
+        return self.open(name)
 
 
-class _Zip:
-    def __init__(self, path: Path, opened: zipfile.ZipFile) -> None:
-        self.path, self._zip = path, opened
-
-    def sizes(self) -> dict[str, int]:
-        prefix = FOLDER + "/"
-        return {
-            entry.filename.removeprefix(prefix): entry.file_size
-            for entry in self._zip.infolist()
-            if entry.filename.startswith(prefix) and not entry.is_dir()
-        }
-
-    def read(self, name: str) -> bytes:
-        entry = self._zip.getinfo(f"{FOLDER}/{name}")
-        _check_size(self.path / name, entry.file_size)
-        return self._zip.read(entry)
+def _folder_tree(path: Path) -> Tree:
+    files = (Path(parent, name) for parent, _, names in os.walk(path) for name in names)
+    sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files if file.is_file()}
+    return Tree(path, sizes, lambda name: (path / name).read_bytes())
 
 
-def _check_size(path: Path, size: int) -> None:
-    if size > LARGEST:
-        raise ValueError(f"{path.name} claims to be of {size} bytes")
+def _zip_tree(path: Path, opened: zipfile.ZipFile) -> Tree:
+    prefix = f"{FOLDER}/"
+    entries = [entry for entry in opened.infolist() if entry.filename.startswith(prefix) and not entry.is_dir()]
+    sizes = {entry.filename.removeprefix(prefix): entry.file_size for entry in entries}
+    return Tree(path, sizes, lambda name: opened.read(prefix + name))
 
 
 class Contents(NamedTuple):
-    """What a tree holds: image files and labels of both splits, and a key that no other contents share."""
+    """The image files and labels of both splits, and a key that differs for all other contents."""
 
     wnids: tuple[str, ...]
     train: list[str]
@@ -98,20 +78,19 @@ class Contents(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TinyImageNet:
+class TinyImageNet(ArchivedSource):
     """The data set, with the numbers of classes and images that it must have."""
 
-    archive: Archive
+    folder: str = FOLDER
     classes: int = 200
     train_per_class: int = 500
     test_images: int = 10_000
 
-    def load(self, root: Path, progress: Progress | None) -> Dataset:
+    def load(self, root: Path, progress: Reporter | None) -> Dataset:
         """The data set, 3 x 64 x 64, classes in the order of wnids.txt; the first time, this decodes every image."""
         with self._open(root) as tree:
             contents = self._survey(tree)
-            images = _read_cache(root / CACHE, contents) or self._decode(tree, contents, root, progress)
-        train, test = images
+            train, test = _read_cache(root / CACHE, contents) or self._decode(tree, contents, root, progress)
         return Dataset(
             ImageSet(train, torch.tensor(contents.train_labels)),
             ImageSet(test, torch.tensor(contents.test_labels)),
@@ -119,47 +98,38 @@ class TinyImageNet:
             contents.wnids,
         )
 
-    def status(self, root: Path, verify: bool) -> Status:
-        """Where the folder or, failing that, the archive is."""
-        folder = root / FOLDER
-        if not folder.is_dir():
-            return archive_status(self.archive, root, verify)
+    def _folder_status(self, folder: Path, verify: bool) -> Status:
         if not verify:
-            return Status("present", folder, "The folder is there; the images in it were not counted.", 0)
-        tree = _Folder(folder)
-        size = sum(tree.sizes().values())
+            return Status("present", folder, "The folder is there; its images were not counted.", 0)
+        tree = _folder_tree(folder)
+        size = sum(tree.sizes.values())
         try:
             self._survey(tree)
         except DataError as error:
             return Status("damaged", folder, str(error), size)
-        detail = "Every image is there; there are no checksums for single images, they are checked when decoded."
-        return Status("present", folder, detail, size)
-
-    def fetch(self, root: Path, progress: Progress | None) -> Path:
-        """The folder or archive, the latter downloaded if need be."""
-        return fetch_archive(self.archive, self.status(root, verify=True), root, progress)
+        return Status("present", folder, "Every image is there; no checksums of single images are published.", size)
 
     @contextmanager
     def _open(self, root: Path) -> Iterator[Tree]:
-        folder, archive = root / FOLDER, root / self.archive.name
+        folder, archive = root / self.folder, root / self.archive.name
         if folder.is_dir():
-            yield _Folder(folder)
+            yield _folder_tree(folder)
         elif archive.is_file():
             try:
                 opened = zipfile.ZipFile(archive)
             except Exception:  # a broken zip may raise anything
-                raise DataError(f"{archive} is not a whole zip file. Delete it. {self.archive.by_hand(root)}") from None
+                raise self.archive.damaged(root, "it is not a whole zip file") from None
             with opened:
-                yield _Zip(archive, opened)
+                yield _zip_tree(archive, opened)
         else:
-            raise missing(self.archive, root)
+            raise self.archive.missing(root)
 
     def _survey(self, tree: Tree) -> Contents:
-        sizes = tree.sizes()
+        """The contents of a complete tree; anything that is missing raises."""
         wnids = tuple(_text(tree, "wnids.txt").split())
         if len(set(wnids)) != self.classes:
             raise DataError(f"{tree.path / 'wnids.txt'} names {len(set(wnids))} classes; {self.classes} expected.")
-        train = _images_by_folder(sizes)
+        train = _images_by_folder(tree.sizes)
         for wnid in wnids:
             found = len(train.get(f"train/{wnid}/images", ()))
             if found != self.train_per_class:
@@ -169,24 +139,22 @@ class TinyImageNet:
         self._match_annotations(tree, test, train.get("val/images", []))
         files = [name for wnid in wnids for name in train[f"train/{wnid}/images"]]
         labels = [label for label in range(self.classes) for _ in range(self.train_per_class)]
-        key = _key([*zip(files, labels, strict=True), *test.items()], sizes)
+        key = _key([*zip(files, labels, strict=True), *test.items()], tree.sizes)
         return Contents(wnids, files, labels, list(test), list(test.values()), key)
 
     def _match_annotations(self, tree: Tree, annotated: dict[str, int], found: list[str]) -> None:
         annotations = tree.path / "val" / "val_annotations.txt"
         for name in found:
             if name not in annotated:
-                raise DataError(f"{annotations} says nothing about {name}, which is there. Unpack it again.")
+                raise DataError(f"{annotations} does not list {name}, which is there. Unpack it again.")
         for name in annotated.keys() - set(found):
             raise DataError(f"{tree.path / name} is not there, but {annotations} lists it. Unpack it again.")
         if len(found) != self.test_images:
             raise DataError(f"{tree.path / 'val'} holds {len(found)} images; {self.test_images} expected.")
 
-    def _decode(self, tree: Tree, contents: Contents, root: Path, progress: Progress | None) -> tuple[Tensor, Tensor]:
-        if tree.path.is_file():
-            found = archive_status(self.archive, root, verify=True)
-            if found.state == "damaged":
-                raise DataError(f"{found.detail} Delete it. {self.archive.by_hand(root)}")
+    def _decode(self, tree: Tree, contents: Contents, root: Path, progress: Reporter | None) -> tuple[Tensor, Tensor]:
+        if tree.path.is_file() and archive_status(self.archive, root, verify=True).state == "damaged":
+            raise self.archive.damaged(root, "it is not the published file")
         images = _decode_all(tree, contents.train + contents.test, progress)
         train, test = images[: len(contents.train)], images[len(contents.train) :]
         _write_cache(root / CACHE, contents.key, train, test)
@@ -222,13 +190,13 @@ def _annotations(tree: Tree, label_of: dict[str, int]) -> dict[str, int]:
 
 
 def _key(labelled: list[tuple[str, int]], sizes: dict[str, int]) -> str:
-    """A digest of every image's name, label and size, which the zip and its unpacked folder share."""
+    """A hash of every image's name, label and size; the same for the zip and its unpacked folder."""
     lines = "\n".join(f"{name} {label} {sizes[name]}" for name, label in labelled)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _decode_all(tree: Tree, names: list[str], progress: Progress | None) -> Tensor:
-    """uint8 (N, 3, 64, 64). One thread: images this small spend their time where the interpreter lock is held."""
+def _decode_all(tree: Tree, names: list[str], progress: Reporter | None) -> Tensor:
+    """uint8 (N, 3, 64, 64). One thread, because decoding images this small mostly holds the interpreter lock."""
     pixels = np.empty((len(names), 3, SIDE, SIDE), np.uint8)
     for done, name in enumerate(names, start=1):
         pixels[done - 1] = _decode_image(tree, name)
@@ -238,7 +206,7 @@ def _decode_all(tree: Tree, names: list[str], progress: Progress | None) -> Tens
 
 
 def _decode_image(tree: Tree, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """uint8 (3, 64, 64); a grey image has its one channel thrice."""
+    """uint8 (3, 64, 64); a grey image gets three equal channels."""
     from PIL import Image
 
     try:
@@ -255,7 +223,7 @@ def _decode_image(tree: Tree, name: str) -> np.ndarray[tuple[int, ...], np.dtype
 
 
 def _read_cache(path: Path, contents: Contents) -> tuple[Tensor, Tensor] | None:
-    """The decoded images if `path` holds those of these contents, whole; mapped from the file, not copied."""
+    """The decoded images, if the file `path` is complete and was made from these contents; mapped, not copied."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -271,25 +239,20 @@ def _read_cache(path: Path, contents: Contents) -> tuple[Tensor, Tensor] | None:
 
 
 def _write_cache(path: Path, key: str, train: Tensor, test: Tensor) -> None:
-    """A failure costs time, no result."""
+    """Store the decoded images. If that fails, they are only decoded again next time."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         with replacing(path) as part:
             save_file({"train": train, "test": test}, part, metadata={"key": key})
-            part.chmod(0o644)  # safetensors leaves it private; a data root may be shared
+            part.chmod(0o644)  # safetensors makes it private; a data root may be shared
     except (OSError, SafetensorError) as error:
-        warnings.warn(f"The decoded images could not be kept at {path} ({error}).", stacklevel=2)
+        warnings.warn(f"The decoded images could not be stored at {path} ({error}).", stacklevel=2)
 
 
 DATASETS.register("tinyimagenet", "100,000 + 10,000 colour 64 x 64 photographs, 200 classes")(
     TinyImageNet(
-        Archive(
-            "tiny-imagenet-200.zip",
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            "md5:90528d7ca1a48142e341f4ef8d21d0de",
-            248_100_043,
-        )
+        Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de", 248_100_043)
     )
 )

@@ -77,13 +77,11 @@ class ReplayModule(LightningModule):
         """One step of the learner."""
         assert self.learner is not None
         x, y = batch
-        own = self.learner.optimizer
-        self.learner.optimizer = self.optimizers()  # the trainer counts the steps of its wrapper only
-        try:
-            losses = self.learner.observe(x, y)
-        finally:
-            self.learner.optimizer = own
-        self.log_dict({f"loss/{term}": value for term, value in losses._asdict().items()}, batch_size=len(y))
+        losses = self.learner.losses(x, y)
+        self.learner.descend(losses, self.optimizers())  # the trainer counts the steps of its wrapper only
+        self.learner.commit(losses)
+        terms = losses.detach().as_dict()
+        self.log_dict({f"loss/{term}": value for term, value in terms.items()}, batch_size=len(y))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put the learner into the checkpoint: buffer, counters and generators."""

@@ -1,23 +1,30 @@
-"""What one step does, nothing else. One file per learner."""
+"""What one step does, nothing else: `base` is the interface, every method has one file."""
 
-from holdfast.learners.base import LEARNERS, Learner, Losses, Parts, build, method_names
+from holdfast.learners.base import Learner, Parts, ReplayLearner, make_learner, settings_of
 from holdfast.learners.consistency import ConsistencyReplay
-from holdfast.learners.descent import BfloatTwin, Optimizer, PlainSgd
 from holdfast.learners.er import ExperienceReplay
+from holdfast.learners.losses import Loss, Losses, Offer
+from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
 from holdfast.learners.sgd import Joint, Sgd
+from holdfast.methods import LEARNERS, method_names
 
 __all__ = [
     "LEARNERS",
-    "BfloatTwin",
     "ConsistencyReplay",
     "ExperienceReplay",
+    "FadingRate",
     "Joint",
     "Learner",
+    "Loss",
     "Losses",
+    "Offer",
     "Optimizer",
     "Parts",
     "PlainSgd",
+    "ReplayLearner",
     "Sgd",
-    "build",
+    "make_learner",
+    "make_optimizer",
     "method_names",
+    "settings_of",
 ]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from inspect import Parameter, signature
-from pathlib import Path
-from typing import Self
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.augment import View
-from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import LEARNERS, Learner, Loss, Losses, Parts, widen
-from holdfast.learners.checks import check_sizes, check_weights
-from holdfast.learners.descent import Optimizer, Scheduler
-from holdfast.models import GroupedForward
-from holdfast.nested import Nested, concat, rows, transform
+from holdfast.learners.base import ReplayLearner
+from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.methods import LEARNERS
+from holdfast.nested import Nested, rows
+from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 
@@ -28,136 +27,91 @@ __all__ = ["ConsistencyReplay"]
 
 
 @LEARNERS.register("consistency", "experience replay with consistency regularization")
-class ConsistencyReplay(Learner):
-    """Replay that also keeps the network's answers on stored samples where they were.
+class ConsistencyReplay(ReplayLearner):
+    """Replay that also holds the network's outputs on stored samples where they were.
 
-    loss = CE(current) + alpha * CE(draw 2) + beta * regularizer(logits now, logits then; draw 1)
+    loss = CE(current) + alpha * CE(draw 2) + beta * regularizer(outputs now, outputs then; draw 1)
 
-    A `loss` given instead of cross-entropy takes the place of CE, and the model's outputs that of logits; outputs of
-    other shapes than (B, C) are made rows for the regularizer, (B, ...) -> (B, -1), where "l1", "l2", "linf" and "mse"
-    make sense for any. `regularizer` is a registered name or any callable of two such tensors. `consistency_size` and
-    `replay_size` are the sizes of draw 1 and draw 2 (as many as observed, if None). Stored inputs are augmented anew
-    for every draw. `storage` says where stored samples are: in the memory of the "device" or the "host", or in files
-    in a folder (a Path). Models with BatchNorm run three passes a step unless `group_batchnorm` was applied, which
-    makes it one with the same result. `Learner` says what the other options do.
+    A `loss` given in place of cross-entropy takes the place of CE. Outputs of other shapes than (B, C) are made rows
+    for the regularizer, (B, ...) -> (B, -1); "l1", "l2", "linf" and "mse" make sense for any. Stored inputs are
+    augmented anew for every draw. A model with BatchNorm takes three passes a step, unless `group_batchnorm` was
+    applied: then one pass gives the same result.
+
+    Options of this learner:
+
+    regularizer: a registered name, or any function (outputs now, outputs then) -> number. Default: "mse".
+    alpha: weight of the loss on draw 2. Default: 1.
+    beta: weight of the consistency term. Default: 1.
+    consistency_size: samples of draw 1. Default: as many as observed.
+    replay_size: samples of draw 2. Default: as many as observed.
+    options: hyper-parameters of the regularizer by name. Default: its own.
     """
-
-    compilable = ("objective",)
-    buffer: Reservoir
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        buffer_size: int,
         regularizer: str | Regularizer = "mse",
         alpha: float = 1.0,
         beta: float = 1.0,
         consistency_size: int | None = None,
         replay_size: int | None = None,
         options: Mapping[str, float] | None = None,
-        augment: View | None = None,
-        loss: Loss | None = None,
-        class_weights: Tensor | Sequence[float] | None = None,
-        clip: float | None = None,
-        scheduler: Scheduler | None = None,
-        head: str | None = None,
-        precision: str = "float32",
-        validate: bool = True,
-        seed: int = 0,
-        generator: torch.Generator | None = None,
-        storage: str | Path = "device",
+        **shared: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(
-            model,
-            optimizer,
-            augment=augment,
-            loss=loss,
-            class_weights=class_weights,
-            clip=clip,
-            scheduler=scheduler,
-            head=head,
-            precision=precision,
-            validate=validate,
-            seed=seed,
-        )
-        self.regularizer = _regularizer(regularizer, options or {})
+        super().__init__(model, optimizer, **shared)
+        self.regularizer = _bound(regularizer, options or {})
         check_weights(alpha=alpha, beta=beta)
         check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
-        self.buffer = self.reserve(buffer_size, seed, generator, storage)
-        self.groups = GroupedForward(self.model)
-        if isinstance(model, DistributedDataParallel) and not self.groups.fused:
+        if isinstance(model, DistributedDataParallel) and not self._groups.fused:
             _check_passes(model)
 
     @classmethod
-    def from_config(cls, config: RunConfig, parts: Parts) -> Self:
-        """The learner of a run."""
-        assert config.buffer_size is not None
-        _check_value(config.method, dict(config.options), parts.generator.device)
-        return cls(
-            parts.model,
-            parts.optimizer,
-            buffer_size=config.buffer_size,
-            regularizer=config.method,
-            alpha=config.alpha,
-            beta=config.beta,
-            consistency_size=config.replay_size,
-            replay_size=config.batch_size,
-            options=dict(config.options),
-            augment=parts.view,
-            precision=config.precision,
-            validate=False,
-            generator=parts.generator,
-        )
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """Draw 1 has the size of a run's replay batch, draw 2 that of its minibatches."""
+        regularizer = _bound(config.method, dict(config.options))
+        _check_value(config.method, regularizer)
+        return {
+            "regularizer": regularizer,
+            "alpha": config.alpha,
+            "beta": config.beta,
+            "consistency_size": config.replay_size,
+            "replay_size": config.batch_size,
+            "options": {},
+        }
 
-    def observe(self, x: Nested, y: Nested) -> Losses:
-        """One step on the minibatch and two draws; then the minibatch is offered to the buffer."""
-        x, y = self.receive(x, y)
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """The three terms: the minibatch, draw 1 with its stored outputs, draw 2 with its labels."""
         if not self.buffer.stored:
-            # A copy, as draws make one in later steps: augment or the model may work in place.
-            logits = self.forward(self.augment(transform(torch.clone, x)))
-            self.check_labels(y, logits)
-            self.check_offer(x, y, logits)
-            loss = self.criterion(logits, y)
-            losses = Losses(loss, loss, self._zero, self._zero)
-        else:
-            draw1 = self.buffer.sample(self.consistency_size or rows(y))
-            draw2 = self.buffer.sample(self.replay_size or rows(y))
-            outputs = self.forward_groups(x, draw1.x, draw2.x)
-            self.check_labels(y, outputs[0])
-            past = self.check_width(outputs[1], draw1.logits)
-            losses, logits = self.objective(outputs, y, past, draw2.y)
-        self.descend(losses.total)
-        # The image as it came, with the logits its view had before this step's update.
-        self.buffer.add(x, y, logits.detach())
-        return losses.detach()
+            outputs = self.forward(self.view(x))
+            self.check_labels(y, outputs)
+            loss = self.criterion(outputs, y)
+            return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
+        draw1 = self.buffer.sample(self.consistency_size or rows(y))
+        draw2 = self.buffer.sample(self.replay_size or rows(y))
+        outputs, now, replayed = self.forward_groups(x, draw1.x, draw2.x)
+        self.check_labels(y, outputs)
+        then = self._check_width(now, draw1.logits)
+        total, current, replay, consistency = self.objective(outputs, y, now, then, replayed, draw2.y)
+        # The buffer gets the inputs as they came, with the outputs that their view had before this step's update.
+        offer = Offer(x, y, outputs.detach())
+        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
-    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
-        """The network's outputs for each minibatch, with BatchNorm statistics of its own."""
-        views = self.augment(concat(inputs))
-        try:
-            with self.autocast():
-                return self.groups(views, [rows(part) for part in inputs], self.network)
-        except UsageError as error:
-            self.refuse(error)
-
-    def objective(self, outputs: list[Tensor], y: Nested, past: Tensor, labels: Nested) -> tuple[Losses, Tensor]:
-        """The loss with its terms, and the logits of the minibatch.
-
-        `outputs` are the network's for the minibatch, draw 1 and draw 2; `past` are the logits stored with draw 1, `y`
-        and `labels` the labels of the minibatch and of draw 2.
-        """
-        logits, answers, replayed = (widen(output) for output in outputs)
-        current = self.criterion(logits, y)
+    @pure
+    def objective(
+        self, outputs: Tensor, y: Nested, now: Tensor, then: Tensor, replayed: Tensor, labels: Nested
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The loss and its three terms, from the outputs for the minibatch, draw 1 and draw 2."""
+        current = self.criterion(outputs, y)
         replay = self.criterion(replayed, labels)
-        consistency = self.regularizer(_rows(answers), _rows(past))
-        return Losses(current + self.alpha * replay + self.beta * consistency, current, replay, consistency), logits
+        consistency = self.regularizer(_rows(now), _rows(then))
+        return current + self.alpha * replay + self.beta * consistency, current, replay, consistency
 
-    def check_width(self, logits: Tensor, stored: Tensor | None) -> Tensor:
-        """The stored logits; the model must still have as many outputs as when they were made."""
+    def _check_width(self, outputs: Tensor, stored: Tensor | None) -> Tensor:
+        """The stored outputs; the model must still have as many as when they were made."""
         if stored is None:
             self.refuse(
                 UsageError(
@@ -165,8 +119,8 @@ class ConsistencyReplay(Learner):
                     "give this learner a buffer of its own."
                 )
             )
-        if logits.shape != stored.shape:
-            now, then = ("x".join(map(str, each.shape[1:])) for each in (logits, stored))
+        if outputs.shape != stored.shape:
+            now, then = ("x".join(map(str, each.shape[1:])) for each in (outputs, stored))
             self.refuse(
                 UsageError(
                     f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner "
@@ -184,8 +138,8 @@ def _rows(outputs: Tensor) -> Tensor:
 def _check_passes(model: DistributedDataParallel) -> None:
     """Raise if the model cannot go through several passes before one backward pass.
 
-    DistributedDataParallel writes the first rank's buffers over the other ranks' before every pass. Those of BatchNorm
-    belong to the pass before as well, and not every PyTorch then allows its backward pass.
+    DistributedDataParallel overwrites the other ranks' buffers with the first rank's before every pass. Those of
+    BatchNorm belong to the pass before as well, and not every PyTorch then allows its backward pass.
     """
     if model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
         raise UsageError(
@@ -194,10 +148,10 @@ def _check_passes(model: DistributedDataParallel) -> None:
         )
 
 
-def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:
-    """The function with its hyper-parameters bound; a name it does not take raises now, not at the first step."""
+def _bound(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:
+    """The regularizer with its hyper-parameters bound; an unknown name raises now, not at the first step."""
     function = REGULARIZERS[given] if isinstance(given, str) else given
-    known = dict(list(signature(function).parameters.items())[2:])  # the first two are the logits
+    known = dict(list(signature(function).parameters.items())[2:])  # the first two are the outputs
     for name in options:
         if name not in known:
             raise unknown_name("hyper-parameter of the regularizer", name, list(known))
@@ -207,10 +161,10 @@ def _regularizer(given: str | Regularizer, options: Mapping[str, float]) -> Regu
     return partial(function, **options) if options else function
 
 
-def _check_value(name: str, options: Mapping[str, float], device: torch.device) -> None:
-    """A regularizer must give one number; a run has no time to look at that in every step."""
-    logits = torch.eye(3, device=device)
-    value: object = _regularizer(name, options)(logits.clone().requires_grad_(), logits)
+def _check_value(name: str, regularizer: Regularizer) -> None:
+    """A regularizer must give one number; a run has no time to check that in every step."""
+    logits = torch.eye(3)
+    value: object = regularizer(logits.clone().requires_grad_(), logits)
     if not isinstance(value, Tensor) or value.dim():
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise UsageError(f"the regularizer {name} returns {found}; it must return one number, a tensor of shape ().")

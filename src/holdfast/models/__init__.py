@@ -1,6 +1,15 @@
 """The networks of the paper, and BatchNorm with statistics per minibatch."""
 
 from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
-from holdfast.models.networks import MLP, MODELS, ResNet18, preferred_threads
+from holdfast.models.networks import MLP, MODELS, ResNet18, features, preferred_threads
 
-__all__ = ["MLP", "MODELS", "GroupedBatchNorm", "GroupedForward", "ResNet18", "group_batchnorm", "preferred_threads"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "GroupedBatchNorm",
+    "GroupedForward",
+    "ResNet18",
+    "features",
+    "group_batchnorm",
+    "preferred_threads",
+]

@@ -5,17 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.errors import UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "preferred_threads"]
+__all__ = ["MLP", "MODELS", "ResNet18", "features", "preferred_threads"]
 
 MODELS: Registry[Callable[[tuple[int, ...], int], nn.Module]] = Registry("model")
-"""Constructors (shape of one input, number of classes) -> network."""
+"""Constructors (shape of one input, number of classes) -> network.
+
+A network has `features(x)`, which returns what its last linear layer sees, (B, D), and its `forward(x)` is that layer
+applied to `features(x)`.
+"""
+
+
+def features(model: nn.Module, x: Any) -> Tensor:
+    """The features of `x`, (B, D), that the last linear layer of `model` sees, from the model's own `features`."""
+    function = getattr(model, "features", None)
+    if not callable(function):
+        raise UsageError(
+            f"{type(model).__name__} has no method features(x). Add one that returns what its last linear layer sees, "
+            "(B, D), and let forward(x) return that layer applied to self.features(x)."
+        )
+    found: Tensor = function(x)
+    if found.dim() != 2:
+        raise UsageError(
+            f"features(x) of {type(model).__name__} has shape {tuple(found.shape)}, not (B, D). It must return what "
+            "the last linear layer sees: pool and flatten there."
+        )
+    return found
 
 
 def preferred_threads(name: str) -> int | None:
@@ -39,12 +62,14 @@ class MLP(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    def features(self, x: Tensor) -> Tensor:
+        """The second hidden layer, (B, width)."""
+        return F.relu(self.hidden2(F.relu(self.hidden1(x.flatten(1)))))
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
-        hidden = F.relu(self.hidden1(x.flatten(1)))
-        hidden = F.relu(self.hidden2(hidden))
-        out: Tensor = self.classifier(hidden)
-        return out
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
 
 
 class _Block(nn.Module):
@@ -70,7 +95,7 @@ class ResNet18(nn.Module):
     """ResNet-18 for small images: 3x3 stem, no max-pooling, global average pooling, one linear layer."""
 
     compiles = False
-    """On a GPU all that counts is in large kernels already, and nothing is left for a compiler to fuse."""
+    """On a GPU nearly all its time is spent in large kernels, so that a compiler finds nothing to fuse."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
         super().__init__()
@@ -83,8 +108,12 @@ class ResNet18(nn.Module):
             self.blocks.append(_Block(outputs, outputs, stride=1))
         self.classifier = nn.Linear(widths[-1], classes)
 
+    def features(self, x: Tensor) -> Tensor:
+        """The last block's output, averaged over the image, (B, 8 * width)."""
+        maps: Tensor = self.blocks(normalized_relu(self.bn, self.conv(x)))
+        return maps.mean(dim=(2, 3))
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
-        features = self.blocks(normalized_relu(self.bn, self.conv(x))).mean(dim=(2, 3))
-        out: Tensor = self.classifier(features)
-        return out
+        logits: Tensor = self.classifier(self.features(x))
+        return logits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.files import flush, held
+from holdfast.files import flush, locked
 from holdfast.results.result import RunResult
 from holdfast.results.schema import read_json
 
@@ -35,7 +34,7 @@ def save(result: RunResult, out: Path) -> Path:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with held(out):  # Two processes that save one run would trip over each other.
+        with locked(out):  # Two processes that save one run would trip over each other.
             _remove_abandoned(out)
             return _write(result, out)
     except (OSError, SafetensorError) as error:
@@ -57,12 +56,12 @@ def _write(result: RunResult, out: Path) -> Path:
         for file in scratch.iterdir():
             file.chmod(0o644)  # Scratch folders and safetensors files start out private.
             flush(file)
-        _flush_folder(scratch)
+        flush(scratch)
         if target.is_dir():
             _replace_files(scratch, target)
         else:
             scratch.rename(target)
-        _flush_folder(out)
+        flush(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -80,12 +79,7 @@ def _replace_files(scratch: Path, target: Path) -> None:
             file.unlink()
     for name in names:
         (scratch / name).replace(target / name)
-    _flush_folder(target)
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":  # Other systems cannot open folders.
-        flush(folder, os.O_RDONLY)
+    flush(target)
 
 
 def _remove_abandoned(out: Path) -> None:

@@ -1,35 +1,35 @@
-"""A grid of runs -> results in a folder: resumable, shared by several sweeps, unharmed by kills.
+"""A grid of runs -> results in a folder. A sweep can be stopped, continued, and shared by several processes.
 
     summary = sweep(EXPERIMENTS["table1"].configs(), Path("runs"))
 
-What a folder holds beside the results (a folder per fingerprint, see `holdfast.results`):
+Beside the results (one folder per fingerprint, see `holdfast.results`) the folder holds:
 
-    .claims/FINGERPRINT      who is carrying out this run; gone when it has ended
+    .leases/FINGERPRINT      which process carries out this run; removed when the run ends
     failed/FINGERPRINT.json  the settings and the error of a run that failed; the next sweep tries it again
 
-How runs are carried out is an `Engine`: processes (LocalEngine), fleets on a GPU (FleetEngine), or a Ray cluster
-(`holdfast.sweep.cluster.RayEngine`, with the extra `cluster`).
+A `Runner` carries out the runs: in processes (ProcessRunner), as fleets on a GPU (FleetRunner), or on a Ray cluster
+(`holdfast.sweep.cluster.RayRunner`, with the extra `cluster`).
 """
 
-from holdfast.sweep.agenda import Summary
-from holdfast.sweep.engine import Emit, Engine, Event, Job
-from holdfast.sweep.estimates import Estimate, Rates, estimate
-from holdfast.sweep.fleets import FleetEngine
-from holdfast.sweep.grid import local_engine, sweep
-from holdfast.sweep.processes import LocalEngine, cores
+from holdfast.sweep.agenda import SweepSummary
+from holdfast.sweep.fleets import FleetRunner
+from holdfast.sweep.forecast import Forecast, Rates, forecast
+from holdfast.sweep.grid import local_runner, sweep
+from holdfast.sweep.processes import ProcessRunner, cores
+from holdfast.sweep.runner import Emit, Event, Job, Runner
 
 __all__ = [
     "Emit",
-    "Engine",
-    "Estimate",
     "Event",
-    "FleetEngine",
+    "FleetRunner",
+    "Forecast",
     "Job",
-    "LocalEngine",
+    "ProcessRunner",
     "Rates",
-    "Summary",
+    "Runner",
+    "SweepSummary",
     "cores",
-    "estimate",
-    "local_engine",
+    "forecast",
+    "local_runner",
     "sweep",
 ]

@@ -1,10 +1,9 @@
-"""Runs on one GPU, several at a time, from this process."""
+"""Runs on one GPU, several at a time, in this process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
@@ -12,22 +11,21 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.fleet import Outcome, run_fleet
-from holdfast.sweep.engine import POLL, REPORT, Emit, Event, Job, failure
-from holdfast.training import Progress
+from holdfast.plugins import import_plugins
+from holdfast.sweep.runner import POLL, Emit, Event, Job, failure, throttled
 
-__all__ = ["FleetEngine"]
+__all__ = ["FleetRunner"]
 
 
-class FleetEngine:
-    """Several runs at once on one GPU, from this process."""
+class FleetRunner:
+    """A fleet of `size` runs on one GPU; without `size`, as many as make it faster."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size
 
     def __call__(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
-        """See `Engine`."""
-        for name in job.plugins:
-            import_module(name)
+        """See `Runner`."""
+        import_plugins(job.plugins, job.folder)
         for config in configs:
             if config is None:
                 time.sleep(POLL)
@@ -36,33 +34,28 @@ class FleetEngine:
                 self._fleet(chain([config], configs), job, emit)
 
     def _fleet(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
-        """One fleet, until all it was given is settled; an error of none in particular ends all of its runs."""
-        taken: dict[RunConfig, float] = {}  # and when each last reported, in seconds
+        """One fleet, until all its runs have ended. An error that belongs to no run is the failure of all of them."""
+        running: list[RunConfig] = []
 
         def take() -> Iterator[RunConfig]:
             for config in iter(lambda: next(configs, None), None):
-                taken[config] = 0.0
+                running.append(config)
                 emit(Event("started", config))
                 yield config
 
-        def report(progress: Progress) -> None:
-            now = time.perf_counter()
-            if now - taken[progress.config] > REPORT:
-                taken[progress.config] = now
-                emit(Event("moved", progress.config, progress.fraction))
-
+        report = throttled(lambda progress: emit(Event("moved", progress.config, progress.fraction)))
         try:
             for outcome in run_fleet(take(), size=self.size, data=job.data, device=job.device, on_step=report):
                 ended = _settled(outcome, job.out)
-                del taken[outcome.config]
+                running.remove(outcome.config)
                 emit(ended)
         except Exception as error:
-            for config in taken:
+            for config in running:
                 emit(failure(config, error))
 
 
 def _settled(outcome: Outcome, out: Path) -> Event:
-    """Save a run's result, if it has one; how the run ended."""
+    """Save the result of a run, if it has one; returns how the run ended."""
     if outcome.result is None:
         return failure(outcome.config, outcome.error or HoldfastError("it ended without a result"))
     try:

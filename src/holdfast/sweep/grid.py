@@ -8,47 +8,46 @@ from pathlib import Path
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.experiments import Results, load_results
-from holdfast.sweep.agenda import Agenda, Summary
-from holdfast.sweep.engine import Engine, Event, Job
-from holdfast.sweep.fleets import FleetEngine
-from holdfast.sweep.processes import LocalEngine, cores
+from holdfast.sweep.agenda import Agenda, SweepSummary
+from holdfast.sweep.fleets import FleetRunner
+from holdfast.sweep.processes import ProcessRunner
+from holdfast.sweep.runner import Event, Job, Runner
 from holdfast.training import choose_device
 
-__all__ = ["local_engine", "sweep"]
+__all__ = ["local_runner", "sweep"]
 
 
 def sweep(
     configs: Iterable[RunConfig],
     out: Path,
     *,
-    engine: Engine | None = None,
+    runner: Runner | None = None,
     jobs: int | None = None,
     device: str = "auto",
     data: Path | None = None,
     plugins: Sequence[str] = (),
     finished: Results | None = None,
     watch: Callable[[Event], None] | None = None,
-) -> Summary:
-    """Carry out the runs that are missing under `out`, and say how it went.
+) -> SweepSummary:
+    """Carry out the runs that are missing under `out`; returns how they ended.
 
-    Runs with a result under `out` or in `finished` are skipped; one that fails is recorded and does not stop the rest.
-    Ctrl-C stops the runs in flight, keeps what is finished and returns with `interrupted` set; the same call continues.
-    A run that another sweep is carrying out is waited for. Without an `engine`, `jobs` processes with one thread each
-    on a CPU (default: one per core), or a fleet of `jobs` runs on a GPU (default: as many as make it faster).
+    Runs with a result under `out` or in `finished` are skipped. A run that fails is recorded and does not stop the
+    others. Ctrl-C stops the runs in flight and returns with `interrupted` set; the same call continues the sweep. A run
+    that another sweep carries out is waited for. Without a `runner`, see `local_runner`.
     """
     results.check_writable(out)
-    engine = engine or local_engine(device, jobs)
+    runner = runner or local_runner(device, jobs)
     agenda = Agenda(configs, out, load_results(out) if finished is None else finished)
 
     def emit(event: Event | None) -> None:
-        agenda.beat()
+        agenda.renew_leases()
         if event is not None:
             agenda.note(event)
             if watch:
                 watch(event)
 
     try:
-        engine(iter(agenda), Job(out, data, device, tuple(plugins)), emit)
+        runner(iter(agenda), Job(out, data, device, tuple(plugins), Path.cwd()), emit)
     except KeyboardInterrupt:
         agenda.summary.interrupted = True
     finally:
@@ -56,8 +55,11 @@ def sweep(
     return agenda.summary
 
 
-def local_engine(device: str = "auto", jobs: int | None = None) -> Engine:
-    """Fleets where the device is a GPU, processes otherwise."""
+def local_runner(device: str = "auto", jobs: int | None = None) -> Runner:
+    """Runs on this machine: a fleet of `jobs` runs on a GPU, or `jobs` processes on a CPU.
+
+    By default, as many runs as make the fleet faster, or as many processes as have a core for each of their threads.
+    """
     if choose_device(device).type == "cuda":
-        return FleetEngine(jobs)
-    return LocalEngine(jobs or cores())
+        return FleetRunner(jobs)
+    return ProcessRunner(jobs)

@@ -1,24 +1,25 @@
-"""Runs in processes of this machine, one thread each."""
+"""Runs in processes of this machine."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any, Literal
 
 import torch
 
 from holdfast.config import RunConfig
-from holdfast.sweep.engine import POLL, REPORT, Emit, Event, Job, carry_out, failure
-from holdfast.training import Progress
+from holdfast.models import MODELS, preferred_threads
+from holdfast.sweep.runner import POLL, Emit, Event, Job, carry_out, failure, throttled
 
-__all__ = ["LocalEngine", "cores"]
+__all__ = ["ProcessRunner", "cores"]
 
 
 def cores() -> int:
@@ -26,14 +27,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class LocalEngine:
-    """Processes on this machine, one thread each; they end with this process, however it ends."""
+class ProcessRunner:
+    """`jobs` processes on this machine, by default as many as have a core for each of their threads.
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs = max(1, jobs)
+    They end with this process, however it ends.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self.jobs = jobs
 
     def __call__(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
-        """See `Engine`."""
+        """See `Runner`."""
         workers: list[_Worker] = []
         more = True
         try:
@@ -43,32 +47,43 @@ class LocalEngine:
                 if not more and not busy:
                     return
                 _listen(busy, emit)
-                # One that died just now, with its run, has yet to be listened to.
+                # A worker that died with its run stays until `_listen` has reported it.
                 workers[:] = [worker for worker in workers if worker.config or worker.process.is_alive()]
         finally:
             for worker in workers:
                 worker.kill()
 
     def _hand_out(self, configs: Iterator[RunConfig | None], job: Job, workers: list[_Worker], emit: Emit) -> bool:
-        """Give runs to idle workers, and to new ones while there may be more; False once there are no more runs."""
-        while sum(worker.config is not None for worker in workers) < self.jobs:
+        """Give runs to idle workers, and to new ones while there is room; False once no run is left."""
+        while self._has_room([worker.config for worker in workers if worker.config]):
             try:
                 config = next(configs)
             except StopIteration:
                 return False
             if config is None:
                 return True
-            idle = [worker for worker in workers if worker.config is None]
-            if not idle:
-                idle = [_Worker(job)]
-                workers += idle
-            idle[0].give(config)
+            idle = next((worker for worker in workers if worker.config is None), None)
+            if idle is None:
+                idle = _Worker(job)
+                workers.append(idle)
+            idle.give(config)
             emit(Event("started", config))
         return True
 
+    def _has_room(self, running: list[RunConfig]) -> bool:
+        if self.jobs or not running:
+            return len(running) < (self.jobs or 1)
+        return sum(map(_threads, running)) < cores()
+
+
+def _threads(config: RunConfig) -> int:
+    """CPU threads that the run will use."""
+    known = preferred_threads(config.model) if config.model in MODELS else 1  # only the worker may know a plugin's
+    return known or torch.get_num_threads()
+
 
 def _listen(busy: list[_Worker], emit: Emit) -> None:
-    """Wait for a word of the workers, but not for long, and pass it on."""
+    """Wait for news of the workers, at most `POLL` seconds, and pass it on."""
     signs: list[Any] = [sign for worker in busy for sign in (worker.pipe, worker.process.sentinel)]
     if signs:
         connection.wait(signs, POLL)
@@ -84,21 +99,21 @@ class _Worker:
     """A process that carries out one run after another."""
 
     def __init__(self, job: Job) -> None:
-        context = get_context("spawn")  # A forked copy of a process that has used torch's threads may hang.
+        context = get_context("spawn")  # a forked copy of a process that has used torch's threads may hang
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, job), daemon=True)
-        self.process.start()
+        self.process = context.Process(target=_work, args=(theirs, job, torch.get_num_threads()), daemon=True)
+        _start(self.process)
         theirs.close()
         self.config: RunConfig | None = None
 
     def give(self, config: RunConfig) -> None:
         """Have it carry out a run."""
         self.config = config
-        with contextlib.suppress(OSError):  # It is dead; `news` will tell.
+        with suppress(OSError):  # it is dead; `news` reports that
             self.pipe.send(config.to_dict())
 
     def news(self) -> Iterator[Event]:
-        """What it has said since it was last asked; its death is the failure of its run."""
+        """Its messages since the last call; its death is the failure of its run."""
         try:
             while self.config and self.pipe.poll():
                 yield self._understand(*self.pipe.recv())
@@ -117,10 +132,25 @@ class _Worker:
         return Event(kind, config, 1.0, *details)
 
     def kill(self) -> None:
-        """End it at once; what it has saved stays."""
+        """End it at once; saved results stay."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process that Ctrl-C does not reach and that imports no module from the current folder."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if os.name == "posix" else None
+    try:
+        process.start()
+    finally:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _ending(code: int | None) -> str:
@@ -130,16 +160,16 @@ def _ending(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _work(pipe: Connection, job: Job) -> None:
-    """What a worker does: runs, one after the other, until nobody asks for more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the sweep decides what ends.
+def _work(pipe: Connection, job: Job, threads: int) -> None:
+    """The main function of a worker: carries out runs until the sweep asks for no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all its processes; the sweep decides
     Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    with contextlib.suppress(EOFError, OSError):
+    torch.set_num_threads(threads)  # as many as the same run has in the sweep's own process: same arithmetic
+    with suppress(EOFError, OSError):
         while True:
             config = RunConfig.from_dict(pipe.recv())
             try:
-                carry_out(config, job, _Reporter(pipe))
+                carry_out(config, job, throttled(lambda progress: pipe.send(("moved", progress.fraction))))
             except Exception as error:
                 event = failure(config, error)
                 pipe.send(("failed", event.error, event.trace))
@@ -148,21 +178,8 @@ def _work(pipe: Connection, job: Job) -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed sweep must not leave runs behind that its successor would carry out a second time."""
+    """End with the sweep: the next sweep would carry out this run a second time."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
-
-
-class _Reporter:
-    """Says now and then how far a run is."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._last = pipe, 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.perf_counter()
-        if now - self._last > REPORT:
-            self._last = now
-            self._pipe.send(("moved", progress.fraction))

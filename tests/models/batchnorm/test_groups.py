@@ -1,6 +1,7 @@
 """One fused pass with grouped statistics must equal separate passes: outputs, gradients, running statistics."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -297,7 +298,8 @@ def test_a_batchnorm_in_several_places_is_left_alone(depth):
         part = nn.Sequential(part)
     model = nn.Sequential(part, nn.Linear(3, 3).double(), part)
     plain = copy.deepcopy(model)
-    fused = group_batchnorm(model)
+    with pytest.warns(UserWarning, match=r"1 of 1 BatchNorms were left .* are used in several places \(1\)"):
+        fused = group_batchnorm(model)
     assert next(module for module in fused.modules() if isinstance(module, nn.BatchNorm1d)) is norm
     assert_same(plain, fused, randn(12, 3), (4, 4, 4))
 
@@ -356,7 +358,7 @@ def test_a_batchnorm_called_several_times_only_later():
     forward = GroupedForward(model)
     forward(randn(12, 3), [4, 4, 4])
     model.calls = 2
-    with pytest.raises(UsageError, match=r"norm is called several times .* without group_batchnorm"):
+    with pytest.raises(UsageError, match=r"norm was called several times.* without group_batchnorm"):
         forward(randn(12, 3), [4, 4, 4])
 
 
@@ -410,7 +412,7 @@ def test_rows_that_are_not_the_samples_in_evaluation_mode():
 def test_rows_that_are_not_the_samples_only_later():
     forward = GroupedForward(group_batchnorm(TimeMajor(nn.BatchNorm1d, {}).double()))
     forward(randn(12, 1, 3), [4, 4, 4])
-    with pytest.raises(UsageError, match=r"given other rows than one per sample .* without group_batchnorm"):
+    with pytest.raises(UsageError, match=r"given other rows than one per sample.* without group_batchnorm"):
         forward(randn(12, 5, 3), [4, 4, 4])
 
 
@@ -450,7 +452,7 @@ def test_counting_calls_does_not_compile_anew():
 @pytest.mark.parametrize("lazy", [nn.LazyBatchNorm1d, nn.LazyBatchNorm2d])
 def test_a_batchnorm_that_does_not_know_its_shape_yet(lazy):
     model = nn.Sequential(lazy())
-    with pytest.raises(UsageError, match=r"'0' has no shape yet: .*pass"):
+    with pytest.raises(UsageError, match=r"'0' has no shape yet: call model"):
         group_batchnorm(model)
     x = randn(12, 3, *[4] * (lazy is nn.LazyBatchNorm2d) * 2, dtype=torch.float32)
     model(x)
@@ -555,7 +557,8 @@ def test_plain_batchnorm_gets_separate_passes(layers, passes):
 
 
 def test_synchronised_batchnorm_is_left_alone():
-    model = group_batchnorm(nn.Sequential(nn.SyncBatchNorm(3)))
+    with pytest.warns(UserWarning, match=r"2 of 3 BatchNorms were left .* are SyncBatchNorms \(2\)"):
+        model = group_batchnorm(nn.Sequential(nn.SyncBatchNorm(3), nn.BatchNorm1d(3), nn.SyncBatchNorm(3)))
     assert type(model[0]) is nn.SyncBatchNorm
     assert not GroupedForward(model).fused
 
@@ -589,20 +592,129 @@ def test_inputs_of_several_tensors(grouped):
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 
-def test_a_batchnorm_with_a_forward_pass_of_its_own_is_left_alone():
-    class Doubled(nn.BatchNorm1d):
-        def forward(self, input):
-            return 2 * super().forward(input)
+class Doubled(nn.BatchNorm1d):
+    def forward(self, input):
+        return 2 * super().forward(input)
 
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As in timm: BatchNorm, dropout and an activation in one layer, which normalises without torch's own forward."""
+
+    def __init__(self, channels, **options):
+        super().__init__(channels, **options)
+        self.drop, self.act = nn.Identity(), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        momentum = self.momentum
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum
+        tracked = not self.training or self.track_running_stats
+        running = (self.running_mean, self.running_var) if tracked else (None, None)
+        from_batch = self.training or self.running_mean is None
+        out = nn.functional.batch_norm(x, *running, self.weight, self.bias, from_batch, momentum or 0.0, self.eps)
+        return self.act(self.drop(out))
+
+
+class AtTestTime(nn.BatchNorm1d):
+    """Normalises by the batch in evaluation mode as well."""
+
+    def forward(self, input):
+        return nn.functional.batch_norm(input, None, None, self.weight, self.bias, True)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 3, 4)])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_batchnorm_with_an_activation(options, training, sizes):
+    layers = [nn.Conv2d(3, 5, 3), BatchNormAct2d(5, **OPTIONS[options]), nn.Conv2d(5, 2, 1), BatchNormAct2d(2)]
+    plain = prepared(nn.Sequential(*layers).double()).train(training)
+    fused = group_batchnorm(copy.deepcopy(plain))
+    assert isinstance(fused[1], GroupedBatchNorm)
+    assert isinstance(fused[1], BatchNormAct2d)
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    assert GroupedForward(fused).fused
+    assert_same(plain, fused, randn(12, 3, 6, 6), sizes)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("kind", [Doubled, AtTestTime])
+def test_a_batchnorm_with_a_forward_pass_of_its_own(kind, training):
+    plain = prepared(nn.Sequential(nn.Linear(3, 3), kind(3)).double()).train(training)
+    fused = Counting(*group_batchnorm(copy.deepcopy(plain)))
+    assert_same(plain, nn.Sequential(*fused), randn(12, 3), (4, 4, 4))
+    GroupedForward(fused)(randn(12, 3), (4, 4, 4))
+    assert fused.passes == 1
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_batchnorm_with_a_forward_pass_of_its_own_that_needs_separate_passes(training):
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = Doubled(3)
+
+        def forward(self, x):
+            return self.norm(self.norm(x))
+
+    class Frames(Again):
+        def forward(self, x):
+            return self.norm(x.flatten(0, 1)).view_as(x)
+
+    for model, x in ((Again(), randn(12, 3)), (Frames(), randn(12, 2, 3))):
+        plain = model.double().train(training)
+        assert_same(plain, group_batchnorm(copy.deepcopy(plain)), x, (4, 4, 4))
+
+
+def test_a_converted_batchnorm_of_another_class_is_copied_and_pickled():
+    model = group_batchnorm(nn.Sequential(Doubled(3).double()))
+    again = group_batchnorm(copy.deepcopy(model))
+    pickled = pickle.loads(pickle.dumps(model))
+    assert type(model[0]) is type(again[0]) is type(pickled[0])
+    for other in (again, pickled):
+        assert_same(copy.deepcopy(model), other, randn(12, 3), (4, 4, 4))
+        assert other[0].groups is not model[0].groups
+
+
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_resnet"])
+def test_networks_of_timm(name):
+    timm = pytest.importorskip("timm", exc_type=ImportError)  # which needs a torchvision that loads
+    with seeded_globally(0, "init"):
+        plain = timm.create_model(name, num_classes=5).double()
+    fused = group_batchnorm(copy.deepcopy(plain))
+    assert GroupedForward(fused).fused
+    assert_same(plain, fused, randn(12, 3, 32, 32), (4, 4, 4))
+
+
+def test_a_batchnorm_without_a_forward_pass_of_its_own():
     class Renamed(nn.BatchNorm1d):
         pass
 
-    plain = nn.Sequential(Doubled(3), Renamed(3)).double()
+    plain = nn.Sequential(Renamed(3)).double()
     fused = group_batchnorm(copy.deepcopy(plain))
-    assert type(fused[0]) is Doubled
-    assert type(fused[1]) is GroupedBatchNorm
-    assert not GroupedForward(fused).fused
+    assert type(fused[0]) is GroupedBatchNorm
     assert_same(plain, fused, randn(12, 3), (4, 4, 4))
+
+
+def test_a_batchnorm_that_cannot_be_converted_is_reported():
+    class Conditional(nn.BatchNorm1d):
+        def forward(self, input, condition=1):
+            return condition * super().forward(input)
+
+    replaced = nn.BatchNorm1d(3)
+    replaced.forward = lambda x: 2 * x
+    shared = nn.BatchNorm1d(3)
+    model = nn.Sequential(Conditional(3), replaced, nn.BatchNorm1d(3), shared, shared)
+    with pytest.warns(UserWarning, match="BatchNorms were left") as found:
+        converted = group_batchnorm(model)
+    (message,) = map(str, [warning.message for warning in found])
+    assert message == (
+        "3 of 4 BatchNorms were left as they were, because they have a special forward pass in Conditional (1) "
+        "or have a special forward pass in BatchNorm1d (1) or are used in several places (1). "
+        "Each minibatch gets a forward pass of its own: the results are right, but it is slower."
+    )
+    assert [isinstance(module, GroupedBatchNorm) for module in converted] == [False, False, True, False, False]
+    assert_same(copy.deepcopy(model), converted, randn(12, 3, dtype=torch.float32), (4, 4, 4))
 
 
 # --- the whole network -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""BatchNorm per minibatch, the shortcut and the ReLU behind it, as one differentiable operation on a GPU."""
+"""BatchNorm per minibatch, then the shortcut and the ReLU, as one differentiable operation on a GPU."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast.models.batchnorm.normalize import derivative, moments, per_channel
 
-__all__ = ["batchnorm", "follow", "supports"]
+__all__ = ["batchnorm", "supports", "update_running"]
 
 _HAS_TRITON = find_spec("triton") is not None  # comes with PyTorch for NVIDIA GPUs under Linux
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOST_VALUES = 2**31 - 1
-"""Addresses within a tensor have 32 bits in the kernels."""
+"""The kernels compute addresses within a tensor in 32 bits."""
 
 
 def supports(x: Tensor) -> bool:
-    """Whether there are kernels for `x` (B, C, ...): on a GPU, channels last, without gaps."""
+    """Whether there are kernels for `x` (B, C, ...): it is on a GPU, with channels last and without gaps in memory."""
     known = _HAS_TRITON and x.dtype in _DTYPES and 0 < x.numel() <= _MOST_VALUES
     return known and _capable(x.device) and x.movedim(1, -1).is_contiguous()
 
 
 def _capable(device: torch.device) -> bool:
-    """Whether Triton compiles for `device`: NVIDIA's from Volta on."""
+    """Whether Triton compiles for `device`: an NVIDIA GPU, Volta or later."""
     return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 7
 
 
 def batchnorm(
     x: Tensor, weight: Tensor, bias: Tensor, *, groups: int, eps: float, relu: bool, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Normalise `groups` minibatches of equal size in `x`, each by itself: output, means and variances (2, groups, C).
+    """Normalise each of the `groups` equal minibatches in `x`: output, and means and variances (2, groups, C).
 
-    `shortcut`, of the shape of `x`, is added before the ReLU.
+    `shortcut` has the shape of `x` and is added before the ReLU.
     """
     if shortcut is not None:
         shortcut = _dense(shortcut)
     out, statistics = _batchnorm(x, weight, bias, shortcut, groups, eps, relu)
-    return out, statistics.detach()  # the derivative is that of the output alone
+    return out, statistics.detach()  # only the output is differentiable
 
 
-def follow(statistics: Tensor, norm: _BatchNorm, count: int) -> None:
-    """Update the running statistics of `norm` as if the groups, of `count` values a channel, had come one by one."""
+def update_running(statistics: Tensor, norm: _BatchNorm, count: int) -> None:
+    """Update the running statistics of `norm` as if the groups, of `count` values per channel, had come one by one."""
     running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    _follow(statistics, *running, norm.momentum, count / (count - 1))
+    _update_running(statistics, *running, norm.momentum, count / (count - 1))
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _batchnorm(
 ) -> tuple[Tensor, Tensor]:
     from holdfast.models.batchnorm import kernels  # imports Triton, so only where a kernel runs
 
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # else Triton takes the current GPU
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton would use the current GPU
         return kernels.forward(x, weight, bias, shortcut, groups, eps, relu)
 
 
@@ -94,10 +94,10 @@ def _(dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, *_:
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias), dshortcut
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, shortcut, _, ctx.eps, ctx.relu = inputs
     y, statistics = output
-    ctx.set_materialize_grads(False)  # no zeros for the statistics, which have no gradient
+    ctx.set_materialize_grads(False)  # the statistics have no gradient: make no zeros for them
     ctx.save_for_backward(x, None if shortcut is None else y, weight, bias, statistics)
 
 
@@ -112,7 +112,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
 def _plain_backward(
     dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, bias: Tensor, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the kernels compute, (dx, dweight, dbias, dshortcut), in operations that torch can differentiate."""
+    """The results of the kernels, (dx, dweight, dbias, dshortcut), in operations that torch can differentiate."""
     grouped = x.reshape(groups, -1, *x.shape[1:])
     mean, variance = moments(grouped)
     rate = torch.rsqrt(variance + eps)
@@ -127,14 +127,14 @@ def _plain_backward(
     return dx.reshape(x.shape), dweight.to(weight.dtype), dbias.to(weight.dtype), dshortcut
 
 
-def _remember_again(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_again(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.eps, ctx.relu = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate_again(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients of gradients, for penalties on them: rare enough for plain operations."""
+    """Gradients of gradients, for gradient penalties. They are rare, so plain operations are fast enough."""
     dy, x, y, weight, bias, statistics = ctx.saved_tensors
     with torch.enable_grad():
         dy, x, weight = (tensor.detach().requires_grad_() for tensor in (dy, x, weight))
@@ -145,20 +145,20 @@ def _differentiate_again(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | 
     return by_dy, by_x, None, by_weight, None, None, None, None
 
 
-@torch.library.custom_op("holdfast::follow", mutates_args=("mean", "variance", "batches"))
-def _follow(
+@torch.library.custom_op("holdfast::update_running", mutates_args=("mean", "variance", "batches"))
+def _update_running(
     statistics: Tensor, mean: Tensor, variance: Tensor, batches: Tensor, momentum: float, correction: float
 ) -> None:
     from holdfast.models.batchnorm import kernels
 
     with torch.cuda.device_of(mean):  # type: ignore[no-untyped-call]
-        kernels.follow(statistics, mean, variance, batches, momentum, correction)
+        kernels.update_running(statistics, mean, variance, batches, momentum, correction)
 
 
-@_follow.register_fake
+@_update_running.register_fake
 def _(*_: Any) -> None:
     pass
 
 
-_batchnorm.register_autograd(_differentiate, setup_context=_remember)
-_batchnorm_backward.register_autograd(_differentiate_again, setup_context=_remember_again)
+_batchnorm.register_autograd(_differentiate, setup_context=_save)
+_batchnorm_backward.register_autograd(_differentiate_again, setup_context=_save_again)

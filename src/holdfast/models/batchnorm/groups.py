@@ -1,16 +1,19 @@
 """BatchNorm with statistics per minibatch, so that several minibatches can share one forward pass.
 
-Replay learners show the network several minibatches a step. Concatenating them is fast, but ordinary BatchNorm would
-then normalise old and new samples together, which is another method: on S-CIFAR-10 it costs many points of accuracy,
-on small problems it may gain some. `group_batchnorm` replaces every BatchNorm of a model by one that keeps the
-minibatches apart; `GroupedForward` then runs them in one pass with the outputs, gradients and running statistics of
+Replay learners show the network several minibatches a step. To concatenate them is fast, but ordinary BatchNorm would
+then normalise old and new samples together. That is another method: on S-CIFAR-10 it costs many points of accuracy, on
+small problems it may gain some. `group_batchnorm` replaces every BatchNorm of a model by one that normalises each
+minibatch by itself. `GroupedForward` then needs one pass, and gives the outputs, gradients and running statistics of
 separate passes.
 """
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
 from holdfast.models.batchnorm import fused
-from holdfast.models.batchnorm.normalize import Normalize
+from holdfast.models.batchnorm.normalize import normalize_groups
 from holdfast.nested import Nested, split
 from holdfast.rng import global_state, restore_globally
 
@@ -30,80 +33,87 @@ __all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm", "normalized_
 
 
 class _Groups:
-    """The sizes of the minibatches in the pass at hand, shared by all BatchNorms of a model; empty means one."""
+    """The minibatches of the current pass; all BatchNorms of a model share one such object."""
 
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
+        """Empty outside of grouped passes: everything is one minibatch."""
         self.rows = 0
-        """Their sum."""
+        """The sum of the sizes."""
         self.strayed = False
-        """Whether a BatchNorm was given other rows than one per sample, which no size of a minibatch tells apart."""
+        """Whether a BatchNorm was given another number of rows, which cannot be assigned to minibatches."""
 
 
 class GroupedBatchNorm(_BatchNorm):
-    """BatchNorm over inputs of any rank that gives each group of the batch its own statistics in training mode."""
+    """BatchNorm over inputs of any rank that gives each minibatch of the batch its own statistics in training mode."""
 
+    own_forward = False
+    """Whether the original layer is of a class with its own forward pass, which is then called for each minibatch."""
     calls = 0
-    """How often it was called in the grouped pass at hand; the order of running statistics is right for one call."""
+    """How often it was called in this grouped pass; running statistics are updated in the right order for one call."""
 
     def __init__(self, original: _BatchNorm, groups: _Groups) -> None:
         nn.Module.__init__(self)
-        # Parameters, buffers and hooks are the original's own, so optimisers and state dicts stay valid.
+        # Parameters, buffers and hooks are the original's, so optimisers and state dicts stay valid.
         self.__dict__.update(original.__dict__)
         self.groups = groups
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass
 
+    @property
+    def separates(self) -> bool:
+        """Whether its output depends on which samples come together."""
+        return self.training or self.running_mean is None or self.own_forward
+
     def forward(self, input: Tensor) -> Tensor:
         """The normalised input, of the same shape."""
         if self.has_kernels(input):
             return self.with_kernels(input)
         sizes = self.groups.sizes
-        if len(sizes) < 2 or not (self.training or self.running_mean is None):  # statistics come from the batch
+        if len(sizes) < 2 or not self.separates:
             return super().forward(input)
         self.calls += 1
         if input.shape[0] != self.groups.rows:
             self.groups.strayed = True
-            return super().forward(input)  # what it gives does not matter: `GroupedForward` takes the pass back
-        if self._equal(input):
+            return super().forward(input)  # any output will do: `GroupedForward` repeats the pass
+        if not self.own_forward and self._equal(input):
             return self._forward_equal(input, len(sizes))
         return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
 
     def _equal(self, input: Tensor) -> bool:
-        """Whether the groups are of one size, with more than one value each: torch says that one has no variance."""
+        """Whether all minibatches have one size and more than one value per channel; torch refuses a single one."""
         sizes = self.groups.sizes or (input.shape[0],)
         return len(set(sizes)) == 1 and sizes[0] * len(sizes) == input.shape[0] and input[0, 0].numel() * sizes[0] > 1
 
     def has_kernels(self, input: Tensor) -> bool:
-        """Whether `with_kernels` computes what `forward` is to compute; what does not fit is for torch to refuse."""
-        usual = self.training and self.affine and self.momentum is not None
+        """Whether `with_kernels` can replace `forward`; inputs that do not fit are left for torch to refuse."""
+        usual = self.training and self.affine and self.momentum is not None and not self.own_forward
         fits = usual and input.dim() > 1 and input.shape[1] == self.num_features and input.device == self.weight.device
         return fits and fused.supports(input) and self._equal(input)
 
     def with_kernels(self, input: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
-        """The normalised input, on a GPU; plus `shortcut` and behind a ReLU at no cost."""
+        """The normalised input, on a GPU; it costs nothing to add `shortcut` and apply a ReLU."""
         groups = len(self.groups.sizes) or 1
         self.calls += groups > 1
         out, statistics = fused.batchnorm(
             input, self.weight, self.bias, groups=groups, eps=self.eps, relu=relu, shortcut=shortcut
         )
         if self.track_running_stats:
-            fused.follow(statistics, self, count=input.numel() // statistics[0].numel())
+            fused.update_running(statistics, self, count=input.numel() // statistics[0].numel())
         return out
 
     def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
-        """All groups at once: one reduction instead of one per group."""
+        """All minibatches at once: one reduction instead of one for each."""
         x = input.view(groups, -1, *input.shape[1:])
-        out, mean, variance = Normalize.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        out, mean, variance = normalize_groups(x, self.weight, self.bias, self.eps)
         if self.training and self.track_running_stats:
             count = x[0].numel() // x.shape[2]
             self._update_running(mean.flatten(1), variance.flatten(1) * (count / (count - 1)))
-        normalised: Tensor = out.view_as(input)
-        return normalised
+        return out.view_as(input)
 
     def _update_running(self, means: Tensor, variances: Tensor) -> None:
-        """Running statistics after the groups (G, C) in order, as if each had been a pass of its own."""
+        """Update the running statistics as if each minibatch (rows of (G, C)) had been a pass of its own, in order."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -111,7 +121,7 @@ class GroupedBatchNorm(_BatchNorm):
         for mean, variance in zip(means, variances, strict=True):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
-                step = 1 / self.num_batches_tracked.double()  # 0-d, so it does not widen the rest
+                step = 1 / self.num_batches_tracked.double()  # 0-d, so the others keep their dtype
                 self.running_mean += step * (mean - self.running_mean)
                 self.running_var += step * (variance - self.running_var)
             else:
@@ -120,7 +130,7 @@ class GroupedBatchNorm(_BatchNorm):
 
 
 def normalized_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """ReLU of what `norm` makes of `x`, plus `shortcut`; one operation where `norm` has kernels and nobody listens."""
+    """relu(norm(x) + shortcut); one operation if `norm` has kernels for `x` and no hooks."""
     alike = shortcut is None or (shortcut.shape, shortcut.dtype) == (x.shape, x.dtype)
     if alike and isinstance(norm, GroupedBatchNorm) and norm.has_kernels(x) and not _hooked(norm):
         return norm.with_kernels(x, shortcut, relu=True)
@@ -129,7 +139,6 @@ def normalized_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) 
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether there are hooks that want to see what `module` is given or gives."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
@@ -138,35 +147,73 @@ def _hooked(module: nn.Module) -> bool:
 def group_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every BatchNorm in `model` by a grouped one that shares its parameters and buffers; returns the model.
 
-    Called twice, it changes nothing the second time. Works on models from anywhere; one with a LazyBatchNorm must have
-    seen a minibatch before. The rows that reach a BatchNorm must be the samples in their order. A model that gives it
-    another number of rows, for instance every frame of a sequence as one, gets separate passes. One that gives it as
-    many in another order is not noticed and would mix the minibatches: leave that one as it is.
+    A second call changes nothing. Layers that cannot be converted stay as they are, and a warning gives the reasons:
+    each minibatch then gets a forward pass of its own, with the same results but slower.
+
+    Models may come from anywhere; one with a LazyBatchNorm must have seen a minibatch before. The rows that reach a
+    BatchNorm must be the samples in their order. If a model gives it another number of rows, such as every frame of a
+    sequence, this is noticed, and minibatches get separate passes. If it gives the samples in another order, this is
+    not noticed, and minibatches would be mixed: do not convert such a model.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and any(map(is_lazy, [*module.parameters(), *module.buffers()])):
-            raise UsageError(
-                f"the BatchNorm '{name}' has no shape yet: pass a minibatch through the model, as in model(x), before."
-            )
-    groups = _Groups()
-    names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+    places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    for name, norm in norms.items():
+        if any(map(is_lazy, [*norm.parameters(), *norm.buffers()])):
+            raise UsageError(f"the BatchNorm '{name}' has no shape yet: call model(x) on a minibatch first.")
+    groups, left = _Groups(), Counter[str]()
+    for name, norm in norms.items():
+        if isinstance(norm, GroupedBatchNorm):
+            continue
+        if problem := _obstacle(norm, places[norm]):
+            left[problem] += 1
+        elif not name:
+            return _grouped(norm, groups)
+        else:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, _grouped(norm, groups))
+    if left:
+        reasons = " or ".join(f"{problem} ({count})" for problem, count in left.items())
+        warnings.warn(
+            f"{left.total()} of {len(norms)} BatchNorms were left as they were, because they {reasons}. "
+            "Each minibatch gets a forward pass of its own: the results are right, but it is slower.",
+            stacklevel=2,
+        )
+    return model
 
-    def convert(module: nn.Module) -> nn.Module:
-        # Only modules that compute what the built-in BatchNorm does: a subclass may have a forward pass of its own.
-        # And only those in one place: where one is used several times a pass, separate passes would update its running
-        # statistics in another order. `GroupedForward` does without fusing then.
-        once = names[module] == 1
-        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward and once:
-            return GroupedBatchNorm(module, groups)
-        for name, child in module.named_children():
-            setattr(module, name, convert(child))
-        return module
 
-    return convert(model)
+def _obstacle(norm: _BatchNorm, places: int) -> str | None:
+    """Why `norm`, which is in so many places of a model, cannot be converted; None if it can."""
+    if places > 1:  # separate passes would update its running statistics in another order
+        return "are used in several places"
+    if isinstance(norm, nn.SyncBatchNorm):
+        return "are SyncBatchNorms"
+    if "forward" in vars(norm) or len(inspect.signature(type(norm).forward).parameters) != 2:
+        return f"have a special forward pass in {type(norm).__name__}"
+    return None
+
+
+def _grouped(norm: _BatchNorm, groups: _Groups) -> GroupedBatchNorm:
+    kind: Any = type(norm)
+    grouped = GroupedBatchNorm if kind.forward is _BatchNorm.forward else _grouped_kind(kind)
+    return grouped(norm, groups)
+
+
+@cache
+def _grouped_kind(kind: type[_BatchNorm]) -> type[GroupedBatchNorm]:
+    """A class for a `kind` with its own forward pass, such as timm's BatchNorm with an activation; still a `kind`."""
+
+    def reduce(self: nn.Module, protocol: object) -> tuple[Any, ...]:  # pickle does not find classes made on the fly
+        return _restored, (kind,), self.__dict__
+
+    return type(f"Grouped{kind.__name__}", (GroupedBatchNorm, kind), {"own_forward": True, "__reduce_ex__": reduce})
+
+
+def _restored(kind: Any) -> nn.Module:
+    return nn.Module.__new__(_grouped_kind(kind))
 
 
 def _frozen(norm: _BatchNorm) -> bool:
-    """Whether it normalises each sample by itself, with statistics that stay as they are."""
+    """Whether it normalises each sample by itself, with statistics that do not change."""
     known = type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return known and not norm.training and norm.running_mean is not None
 
@@ -174,10 +221,10 @@ def _frozen(norm: _BatchNorm) -> bool:
 class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
-    One fused pass where that equals separate passes: in models whose BatchNorms are all grouped or frozen in evaluation
-    mode, or that have none. Models with ordinary BatchNorm get one pass per minibatch. So do two kinds of which the
-    first pass tells: those that call a grouped one several times a pass, where running statistics would be updated in
-    another order, and those that give it other rows than one per sample.
+    If the model has no BatchNorm, or all are grouped, or frozen in evaluation mode, one pass is enough for all of them.
+    Otherwise each minibatch gets a pass. The first pass shows two more kinds of models that need separate passes: those
+    that call a grouped BatchNorm several times a pass, where running statistics would be updated in another order, and
+    those that give it other rows than one per sample.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -185,46 +232,44 @@ class GroupedForward:
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.ordinary = [norm for norm in norms if not isinstance(norm, GroupedBatchNorm)]
         self.grouped = [norm for norm in norms if isinstance(norm, GroupedBatchNorm)]
-        # Several where the model was put together from parts that had been converted one by one.
+        # More than one if parts of the model were converted one by one.
         self.groups = {norm.groups for norm in self.grouped}
         self._fusible: bool | None = None
-        """Whether the model is of neither of these kinds; None as long as there was no pass to tell."""
+        """Whether the model is of neither of these two kinds; None until a pass has shown it."""
 
     @property
     def fused(self) -> bool:
-        """Whether one pass does; asked every time, since a part of a model may be frozen or thawed on the way."""
+        """Whether one pass is enough. It may change: parts of a model can be frozen or thawed at any time."""
         return self._fusible is not False and all(map(_frozen, self.ordinary))
 
     def __call__(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
-        """The outputs of the minibatches of these `sizes` that are concatenated in `x`.
+        """The outputs of the minibatches of these `sizes`, which are concatenated in `x`.
 
-        `network` stands in for the model where something else computes the same, such as its compiled form.
+        `network` is called in place of the model if something else computes the same, such as its compiled form.
         """
         network = self.model if network is None else network
         if not self.fused:
             return [network(part) for part in split(x, sizes)]
-        telling = self._fusible is None and any(norm.training or norm.running_mean is None for norm in self.grouped)
-        undo = self._remember() if telling else None
+        first = self._fusible is None and any(norm.separates for norm in self.grouped)
+        undo = self._remember() if first else None
         outputs = self._pass(x, sizes, network)
         if fault := self._fault():
             if undo is None:
-                raise UsageError(
-                    f"{fault} in this pass, but was not in the first: use the model without group_batchnorm."
-                )
+                raise UsageError(f"{fault}, but not in the first pass: use the model without group_batchnorm.")
             undo()
             self._fusible = False
             return [network(part) for part in split(x, sizes)]
-        self._fusible = self._fusible or telling or None
+        self._fusible = self._fusible or first or None
         return outputs
 
     def _fault(self) -> str | None:
-        """What in the last pass was not as in separate ones."""
+        """Why the last pass differs from separate passes, if it does."""
         if any(groups.strayed for groups in self.groups):
-            return "a BatchNorm is given other rows than one per sample"
+            return "a BatchNorm was given other rows than one per sample"
         for norm in self.grouped:
             if norm.calls > 1 and norm.track_running_stats:
                 name = next(name for name, module in self.model.named_modules() if module is norm)
-                return f"the BatchNorm {name} is called several times"
+                return f"the BatchNorm {name} was called several times"
         return None
 
     def _pass(self, x: Nested, sizes: Sequence[int], network: Callable[[Any], Tensor]) -> list[Tensor]:
@@ -240,13 +285,13 @@ class GroupedForward:
                 groups.sizes = ()
 
     def _remember(self) -> Callable[[], None]:
-        """A function that takes back what a pass moves: the model's buffers and what dropout drew."""
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        """A function that takes a pass back: it restores the model's buffers and torch's random state (dropout)."""
+        saved = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         device = next(chain(self.model.buffers(), self.model.parameters()), torch.empty(0)).device
         states = global_state(device)
 
         def undo() -> None:
-            for buffer, before in kept:
+            for buffer, before in saved:
                 buffer.copy_(before)
             restore_globally(states, device)
 

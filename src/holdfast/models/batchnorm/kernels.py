@@ -1,9 +1,9 @@
-"""BatchNorm per minibatch, with the shortcut and the ReLU behind it, in four GPU kernels.
+"""BatchNorm per minibatch, then the shortcut and the ReLU, in four GPU kernels.
 
-A GPU spends this step on memory traffic, so what counts is how often the data is read: forward, once for the sums and
-once to normalise; backward, once for the sums and once for the result. Each program takes a piece of a group's rows
-(the samples and pixels of a minibatch) and a few channels, and leaves its two sums in `partial`; the second kernel adds
-those up, in a fixed order, so that equal inputs give equal bits. Tensors are (rows, channels) here, without gaps.
+Memory traffic takes the time here, so the data is read as rarely as possible: forward, once for the sums and once to
+normalise; backward, once for the sums and once for the result. Each program takes a piece of a group's rows (samples
+and pixels of a minibatch) and some channels, and writes its two sums into `partial`. The second kernel adds these up in
+a fixed order, so that equal inputs give equal bits. All tensors are (rows, channels) without gaps in memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -17,21 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["backward", "follow", "forward"]
+__all__ = ["backward", "forward", "update_running"]
 
 # The fastest of some forty choices on an H200, for the layers of a ResNet-18 on 32x32 images.
 ROWS, CHANNELS, WARPS = 128, 32, 4
 READS = 4
-"""How many turns of a program's loop are under way at once."""
+"""How many turns of a program's loop are unrolled, so that their reads overlap."""
 PROGRAMS = 384
-"""So many fill the device."""
+"""This many programs fill the device."""
 FEW_PIECES, MOST_PIECES = 16, 128
-"""Every program of a second kernel reads the sums of all pieces of its group."""
+"""Limits on the pieces of a group: every program of a second kernel reads the sums of all of them."""
 
 
 @triton.jit
 def _place(rows, pieces, turns, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Of this program: its group and channels, its first row, and the row behind the group's last."""
+    """This program's group, its channels, its first row, and the end of the group's rows."""
     group = tl.program_id(1) // pieces
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     return group, channel, group * rows + (tl.program_id(1) % pieces) * turns * ROWS, (group + 1) * rows
@@ -39,14 +39,14 @@ def _place(rows, pieces, turns, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _block(start, turn, end, channel, channels, ROWS: tl.constexpr):
-    """Where the values of a turn are, and which of them exist."""
+    """Offsets of the values of a turn, and a mask of those that exist."""
     row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
     return row * channels + channel[None, :], (row < end) & (channel < channels)[None, :]
 
 
 @triton.jit
 def _sums(partial, group, pieces, channel, channels, PIECES: tl.constexpr):
-    """The two sums of a group, from those of its pieces."""
+    """The two sums of a group: its pieces' sums added up."""
     piece = tl.arange(0, PIECES)[:, None]
     at = partial + 2 * (group * pieces + piece) * channels + channel[None, :]
     there = (piece < pieces) & (channel < channels)[None, :]
@@ -55,13 +55,13 @@ def _sums(partial, group, pieces, channel, channels, PIECES: tl.constexpr):
 
 @triton.jit
 def _cut(value):
-    """What is above 0; NaN stays NaN, which Triton's maximum would hide."""
+    """max(value, 0), but NaN stays NaN, which Triton's maximum would hide."""
     return tl.where(value < 0, 0.0, value)
 
 
 @triton.jit
-def _keep_sums(partial, first, second, channel, channels):
-    """Leave the two sums of this program's piece."""
+def _store_sums(partial, first, second, channel, channels):
+    """Write the two sums of this program's piece."""
     at = partial + 2 * tl.program_id(1) * channels + channel
     tl.store(at, tl.sum(first, 0), channel < channels)
     tl.store(at + channels, tl.sum(second, 0), channel < channels)
@@ -69,7 +69,7 @@ def _keep_sums(partial, first, second, channel, channels):
 
 @triton.jit
 def _statistics(mean, variance, weight, bias, group, channel, channels, eps):
-    """Mean, 1 / standard deviation, and what to multiply with and to add after the mean is taken off."""
+    """Mean, 1 / standard deviation, scale and shift: the output is (x - mean) * scale + shift."""
     there = channel < channels
     middle = tl.load(mean + group * channels + channel, there, 0.0)
     rate = tl.rsqrt(tl.load(variance + group * channels + channel, there, 0.0) + eps)
@@ -90,7 +90,7 @@ def _add_up(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Sums of a piece's values and of their squares, less the group's first value: the mean may be far from 0."""
+    """Sums of a piece's values and of their squares. The group's first value is subtracted: means may be large."""
     group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     origin = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
@@ -100,7 +100,7 @@ def _add_up(
         value = tl.where(here, tl.load(x + at, here, 0.0).to(tl.float32) - origin, 0.0)
         total += value
         squares += value * value
-    _keep_sums(partial, total, squares, channel, channels)
+    _store_sums(partial, total, squares, channel, channels)
 
 
 @triton.jit(do_not_specialize=["pieces", "turns"])
@@ -125,7 +125,7 @@ def _normalize(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The layer's output; the first piece of each group also keeps the group's mean and variance."""
+    """The layer's output; the program of a group's first piece also stores the group's mean and variance."""
     group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     total, squares = _sums(partial, group, pieces, channel, channels, PIECES)
     offset = total / rows
@@ -168,9 +168,9 @@ def _add_up_slopes(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Sums of a piece's gradients, alone and times the normalised values; the shortcut's gradient on the way.
+    """Sums of a piece's gradients, alone and times the normalised values; also writes the shortcut's gradient.
 
-    What the ReLU let through is computed again where that needs no other data than is read anyway.
+    Without a shortcut, the ReLU's sign is computed again from `x`, so that `y` need not be read.
     """
     group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
@@ -187,7 +187,7 @@ def _add_up_slopes(
             slope = tl.where(value * scale + shift <= 0, 0.0, slope)
         total += slope
         along += slope * value * rate
-    _keep_sums(partial, total, along, channel, channels)
+    _store_sums(partial, total, along, channel, channels)
 
 
 @triton.jit(do_not_specialize=["groups", "pieces", "turns"])
@@ -214,7 +214,7 @@ def _descend(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The gradient of the layer's input; the first program of each channel also adds up those of the parameters."""
+    """The gradient of the layer's input; the first program of each channel also sums those of weight and bias."""
     group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
     total, along = _sums(partial, group, pieces, channel, channels, PIECES)
     if tl.program_id(1) == 0:
@@ -237,7 +237,7 @@ def _descend(
 
 
 @triton.jit(do_not_specialize=["groups"])
-def _follow(
+def _update(
     statistics,
     running_mean,
     running_var,
@@ -248,7 +248,7 @@ def _follow(
     groups,
     CHANNELS: tl.constexpr,
 ):
-    """Running statistics after the groups in order."""
+    """Update the running statistics by each group in order."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     mean = tl.load(running_mean + channel, there).to(tl.float32)
@@ -267,24 +267,24 @@ class _Plan(NamedTuple):
     """How the programs share the work on one layer."""
 
     rows: int
-    """Of a group."""
+    """Rows of a group."""
     channels: int
     grid: tuple[int, int]
     cut: tuple[int, int]
-    """Into how many pieces a group is cut, and how many turns of its loop a program needs for one."""
+    """How many pieces a group is cut into, and how many turns of the loop a piece takes."""
     loop: dict[str, int]
-    """What is compiled into the loop. Only a few values each, since a kernel is compiled for every combination."""
+    """Constants of the loop. They take few values, because every combination is compiled into a kernel of its own."""
     most: int
-    """The least of two numbers of pieces that is enough."""
+    """FEW_PIECES if that is enough, else MOST_PIECES: also a constant of the kernels."""
 
 
 def _plan(x: Tensor, groups: int) -> _Plan:
-    """As many pieces as there is room for, of two turns or more."""
+    """As many pieces as fill the device, but of at least two turns each."""
     channels = x.shape[1]
     rows = x.numel() // channels // groups
     blocks = triton.cdiv(channels, CHANNELS)
     room = max(1, min(MOST_PIECES, PROGRAMS // (groups * blocks), rows // (2 * ROWS)))
-    pieces = 1 << room.bit_length() - 1  # most layers are divided evenly by powers of two
+    pieces = 1 << room.bit_length() - 1  # a power of two divides the rows of most layers evenly
     turns = triton.cdiv(rows, pieces * ROWS)
     reads = READS if turns >= READS else 2
     loop = {"UNROLLED": reads, "ROWS": ROWS, "CHANNELS": CHANNELS, "num_warps": WARPS}
@@ -318,7 +318,7 @@ def backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of input, weight, bias and shortcut; `y` is the output where there was a shortcut, else None."""
+    """Gradients of input, weight, bias and shortcut; `y` is the output if there was a shortcut, else None."""
     groups = statistics.shape[1]
     plan = _plan(x, groups)
     shape = (plan.rows, plan.channels)
@@ -330,19 +330,19 @@ def backward(
     _add_up_slopes[plan.grid](
         x, *around, *given, *shape, eps, *plan.cut, RELU=relu, SHORTCUT=y is not None, **plan.loop
     )
-    # The shortcut's gradient is the output's behind the ReLU.
+    # The shortcut's gradient is that of the output, already masked by the ReLU.
     dy, again = (dy, relu) if y is None else (dshortcut, False)
     results = (dweight, dbias, *shape, eps, groups, *plan.cut)
     _descend[plan.grid](x, dy, dx, *given, *results, RELU=again, PIECES=plan.most, **plan.loop)
     return dx, dweight, dbias, dshortcut
 
 
-def follow(
+def update_running(
     statistics: Tensor, mean: Tensor, variance: Tensor, batches: Tensor, momentum: float, correction: float
 ) -> None:
     """Move the running mean and variance towards each group's in turn, and count the groups."""
     _, groups, channels = statistics.shape
     block = 256
-    _follow[(triton.cdiv(channels, block),)](
+    _update[(triton.cdiv(channels, block),)](
         statistics, mean, variance, batches, channels, momentum, correction, groups, CHANNELS=block
     )

@@ -1,4 +1,4 @@
-"""Batch normalisation of several minibatches at once in plain operations, on any device and as often differentiable."""
+"""Batch normalisation of several minibatches at once in plain operations: on any device, differentiable repeatedly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Normalize", "derivative", "moments", "per_channel"]
+__all__ = ["derivative", "moments", "normalize_groups", "per_channel"]
+
+
+def normalize_groups(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x (G, B, C, ...) normalised with statistics per group and channel, times weight plus bias; mean and variance."""
+    out, mean, variance = _Normalization.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return out, mean, variance
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of x (G, B, C, ...) per group and channel, shaped to go with it.
+    """Mean and variance of x (G, B, C, ...) per group and channel, shaped to broadcast with x.
 
     Half-precision inputs are reduced in float32, as the built-in BatchNorm does.
     """
@@ -23,9 +31,9 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def derivative(
     dy: Tensor, x: Tensor, mean: Tensor, rate: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of input (G, B, C, ...), weight and bias (C,), from that of the normalised input.
+    """Gradients of input (G, B, C, ...), weight and bias (C,), from the gradient `dy` of the output.
 
-    `rate` is one by the standard deviation.
+    `rate` is 1 / standard deviation.
     """
     axes = _axes(x)
     dy = dy.to(mean.dtype)
@@ -39,24 +47,20 @@ def derivative(
 
 
 def per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """A parameter (C,) shaped to go with x (G, B, C, ...)."""
+    """A parameter (C,) shaped to broadcast with x (G, B, C, ...)."""
     return parameter.view(-1, *[1] * (x.dim() - 3))
 
 
 def _axes(x: Tensor) -> list[int]:
-    """All axes of (G, B, C, ...) but the group and the channel."""
+    """All axes of (G, B, C, ...) except the group and the channel."""
     return [1, *range(3, x.dim())]
 
 
-class Normalize(torch.autograd.Function):
-    """Batch normalisation of x (G, B, C, ...) with statistics per group and channel: (normalised, mean, variance).
-
-    The derivative is written out because automatic differentiation of the mean and variance would read x once more.
-    """
+class _Normalization(torch.autograd.Function):
+    """The derivative is written out because automatic differentiation of mean and variance would read x once more."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-        """With weight and bias if there are any."""
         mean, variance = moments(x)
         scale = rate = torch.rsqrt(variance + eps)
         shift = -mean * rate
@@ -66,15 +70,14 @@ class Normalize(torch.autograd.Function):
         ctx.mark_non_differentiable(mean, variance)
         ctx.eps = eps
         normalised = x.to(mean.dtype) * scale + shift
-        if normalised.dtype != x.dtype:  # converting to the same type makes gradients 0 where torch 2.11 compiles this
+        if normalised.dtype != x.dtype:  # torch 2.11 compiles a conversion to the same type into gradients of 0
             normalised = normalised.to(x.dtype)
         return normalised, mean, variance
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of input, weight and bias."""
         x, mean, rate, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for gradients of gradients, to which these two, made from x, contribute as well
+        if torch.is_grad_enabled():  # gradients of gradients also flow through mean and rate, which depend on x
             mean, variance = moments(x)
             rate = torch.rsqrt(variance + ctx.eps)
         dx, dweight, dbias = derivative(dy, x, mean, rate, weight)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
-from holdfast.learners.descent import Optimizer, PlainSgd
+from holdfast.learners.optimizers import Optimizer, PlainSgd
 from holdfast.registry import unknown_name
 
 __all__ = ["Head"]
@@ -69,7 +69,7 @@ class Head:
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
     """Where the optimiser keeps its parameters, each time a list in "params"."""
-    if isinstance(optimizer, PlainSgd):
+    if type(optimizer) is PlainSgd:
         return [{"params": optimizer.parameters}]
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.buffer import Reservoir
 from holdfast.errors import StorageError, UsageError
 from holdfast.learners import PlainSgd, Sgd
-from holdfast.learners.growing import Head
+from holdfast.learners.head import Head
 from holdfast.rng import generator
 
 OPTIMIZERS = {

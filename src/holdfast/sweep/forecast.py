@@ -1,4 +1,4 @@
-"""How long runs will take, from how long earlier ones took."""
+"""How long runs will take, judged by earlier ones."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from holdfast.config import RunConfig
 from holdfast.experiments import Results
 from holdfast.training import choose_device
 
-__all__ = ["Estimate", "Rates", "estimate"]
+__all__ = ["Forecast", "Rates", "forecast"]
 
 
-class Estimate(NamedTuple):
-    """How long runs will take, from the measured times of earlier ones."""
+class Forecast(NamedTuple):
+    """How long runs will take."""
 
     seconds: float
-    """Wall time with the given number of runs at a time; of the runs that can be told."""
+    """Wall time of the runs whose time can be told."""
     unknown: list[RunConfig]
-    """Runs of benchmarks without a measured time."""
+    """Runs of benchmarks that were never measured."""
 
 
 class Rates:
-    """Measured times of runs: of the same settings, else the same benchmark and method, else the same benchmark."""
+    """Measured times: of runs with the same settings, else the same benchmark and method, else the same benchmark."""
 
     def __init__(self, known: Results, device: str) -> None:
-        # A GPU that is asked for by name may be another machine's.
+        # A GPU that is named may be on another machine, so it is not looked for here.
         device_type = choose_device(device).type if device == "auto" else device.partition(":")[0]
         self._seconds: dict[tuple[object, ...], list[float]] = {}
         for stored in known:
@@ -35,7 +35,7 @@ class Rates:
                     self._seconds.setdefault(key, []).append(stored.result.seconds)
 
     def seconds(self, config: RunConfig) -> float | None:
-        """What the run will take alone, or None if nothing like it was measured."""
+        """The time the run will take alone, or None if no run like it was measured."""
         for key in _likeness(config):
             if key in self._seconds:
                 return median(self._seconds[key])
@@ -43,17 +43,17 @@ class Rates:
 
 
 def _likeness(config: RunConfig) -> Iterator[tuple[object, ...]]:
-    """What runs of about the same length have in common, from the closest to the farthest."""
+    """Keys that runs of about the same length share, the closest first."""
     yield (config.change(seed=0),)
     size = (config.benchmark, config.tasks, config.epochs, config.train_limit)
     yield (*size, config.method)
     yield size
 
 
-def estimate(configs: Sequence[RunConfig], known: Results, *, jobs: int, device: str = "auto") -> Estimate:
-    """How long the runs will take, `jobs` at a time, by the measured times in `known` on this kind of device."""
+def forecast(configs: Sequence[RunConfig], known: Results, *, jobs: int, device: str = "auto") -> Forecast:
+    """How long the runs will take, `jobs` at a time, judged by the times in `known` on this kind of device."""
     rates = Rates(known, device)
     each = [(config, rates.seconds(config)) for config in configs]
     told = [seconds for _, seconds in each if seconds is not None]
-    # No shorter than the longest run, however many go at once.
-    return Estimate(max([sum(told) / max(1, jobs), *told], default=0.0), [c for c, seconds in each if seconds is None])
+    # However many go at once, it takes as long as the longest run.
+    return Forecast(max([sum(told) / max(1, jobs), *told], default=0.0), [c for c, seconds in each if seconds is None])

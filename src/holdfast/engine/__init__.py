@@ -1,0 +1,63 @@
+"""How a step is executed: eagerly, or on a GPU as one captured graph around compiled functions."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.data import data_root
+from holdfast.engine.bfloat import BfloatTwin
+from holdfast.engine.captured import CapturedEngine
+from holdfast.engine.eager import Engine, LossLog, prepare_cpu
+from holdfast.learners import Learner, Optimizer, PlainSgd
+from holdfast.pure import pure
+
+__all__ = ["BfloatTwin", "CapturedEngine", "Engine", "LossLog", "accelerate", "make_engine", "prepare_cuda"]
+
+
+def accelerate(
+    model: nn.Module, optimizer: Optimizer, precision: str, device: torch.device
+) -> tuple[Callable[[Any], Tensor], Optimizer]:
+    """What computes the model's outputs in a step, and its optimiser: on a GPU faster ones that give the same.
+
+    Networks with convolutions are compiled there, unless they have an attribute `compiles` that is False.
+    """
+    if device.type != "cuda" or not _has_convolutions(model):
+        return model, optimizer
+    network: Callable[[Any], Tensor] = model
+    if precision == "bfloat16" and type(optimizer) is PlainSgd and isinstance(optimizer.lr, float):
+        optimizer = BfloatTwin(model, optimizer.lr)
+        network = optimizer.network
+    return (pure(network) if getattr(model, "compiles", True) else network), optimizer
+
+
+def make_engine(
+    learner: Learner, device: torch.device, generators: Sequence[torch.Generator], batch_size: int
+) -> Engine:
+    """The engine for a device: eager on a CPU, captured on a GPU."""
+    if device.type != "cuda":
+        prepare_cpu()
+        return Engine(learner, device)
+    prepare_cuda()
+    compiled = _has_convolutions(learner.model)  # for smaller networks, compiling takes longer than it saves
+    return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=compiled)
+
+
+def _has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def prepare_cuda() -> None:
+    """Process-wide settings: let cuDNN choose its fastest kernels, reuse compiled code across runs and processes."""
+    torch.backends.cudnn.benchmark = True
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_root() / "compiled"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(data_root() / "compiled" / "triton"))
+    # Advice on matrix products in float32, of which the networks that are compiled have one.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    # Every method of a fleet compiles the same functions for other constants; the default limit is eight.
+    torch._dynamo.config.recompile_limit = 64

@@ -1,0 +1,108 @@
+"""bfloat16 on a GPU without conversions in every pass: a twin of the network that stays in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from holdfast.learners import PlainSgd
+from holdfast.pure import pure
+
+__all__ = ["BfloatTwin"]
+
+
+class BfloatTwin(PlainSgd):
+    """Plain SGD on float32 weights, with a twin of the network whose matrices are in bfloat16.
+
+    Autocast converts every weight to bfloat16 in each forward pass and every gradient back, one kernel each. The twin
+    has bfloat16 weights of its own and converts all of them at once after each step, which gives the same numbers.
+    Frozen weights are converted once. `network` is the twin; the model itself has the float32 weights.
+    """
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        matrices = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+        # Everything but the matrices is shared; BatchNorms wholly, since they also share who is in which group.
+        shared = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, _BatchNorm))]
+        memo: dict[int, Any] = {id(thing): thing for thing in shared}
+        self.network: nn.Module = deepcopy(model, memo)
+        for module in matrices:
+            if isinstance(module, nn.Conv2d) and _PaddedConv2d.helps(module):
+                memo[id(module)].__class__ = _PaddedConv2d
+        self.masters: list[Tensor] = []
+        self.twins: list[Tensor] = []
+        for module in matrices:
+            for name, parameter in module.named_parameters(recurse=False):
+                twin = nn.Parameter(parameter.detach().bfloat16(), requires_grad=parameter.requires_grad)
+                setattr(memo[id(module)], name, twin)
+                self.masters.append(parameter)
+                self.twins.append(twin)
+        converted = {id(master) for master in self.masters}
+        super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
+        model.register_load_state_dict_post_hook(_refresher(self))  # type: ignore[no-untyped-call]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        super().zero_grad()
+        for twin in self.twins:
+            twin.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that `step` applies, those of matrices in bfloat16."""
+        return super().gradients() + [twin.grad for twin in self.twins if twin.grad is not None]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the float32 weights against the gradients, and the twin with them."""
+        super().step()
+        pairs = zip(self.masters, self.twins, strict=True)
+        moved = [(master, twin, twin.grad) for master, twin in pairs if twin.grad is not None]
+        if moved:
+            masters, twins, gradients = (list(each) for each in zip(*moved, strict=True))
+            _update(masters, twins, gradients, self.lr)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the twin what the float32 weights are; needed after anything else than `step` changed those."""
+        torch._foreach_copy_(self.twins, self.masters)
+
+
+@pure
+def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor], lr: Any) -> None:
+    """Compiled, it reads and writes each weight once."""
+    torch._foreach_add_(masters, gradients, alpha=-lr)
+    torch._foreach_copy_(twins, masters)
+
+
+def _refresher(twin: BfloatTwin) -> Callable[..., None]:
+    """A function rather than a bound method: a copy of the model, such as a teacher, must not copy the twin with it."""
+
+    def refresh(*_: Any) -> None:
+        twin.refresh()
+
+    return refresh
+
+
+class _PaddedConv2d(nn.Conv2d):
+    """A convolution of a few input channels, computed as one of eight with zeros in the others.
+
+    Tensor cores take channels by eights; an image's three would fall to a kernel that is several times as slow.
+    """
+
+    CHANNELS = 8
+
+    @classmethod
+    def helps(cls, conv: nn.Conv2d) -> bool:
+        """Whether `conv` is an ordinary convolution of fewer channels."""
+        return type(conv) is nn.Conv2d and conv.groups == 1 and conv.in_channels < cls.CHANNELS
+
+    def forward(self, input: Tensor) -> Tensor:
+        """What the convolution without the zeros gives."""
+        zeros = (0, 0, 0, 0, 0, self.CHANNELS - self.in_channels)
+        out: Tensor = self._conv_forward(F.pad(input, zeros), F.pad(self.weight, zeros), self.bias)
+        return out

@@ -1,0 +1,69 @@
+"""What one step gives: its loss, the terms of it, and the samples to offer to the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.nested import Nested
+
+__all__ = ["Loss", "Losses", "Offer", "widen"]
+
+Loss = Callable[[Tensor, Any], Tensor]
+"""(outputs, targets) -> the mean over samples, 0-d."""
+
+
+class Offer(NamedTuple):
+    """A minibatch for the buffer: the inputs as they came, their targets, and the outputs to store with them."""
+
+    x: Nested
+    y: Nested
+    logits: Tensor | None = None
+
+
+class Losses:
+    """The loss of one step and the terms it is made of, each a 0-d tensor.
+
+    `losses.total` is what the step descends; every term is an attribute as well, as in `losses.replay`. The terms
+    `current`, `replay` and `consistency` are 0 for methods without them.
+    """
+
+    __slots__ = ("offer", "terms", "total")
+
+    def __init__(self, total: Tensor, *, offer: Offer | None = None, **terms: Tensor) -> None:
+        self.total, self.terms, self.offer = total, terms, offer
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in self.terms:
+            return self.terms[name]
+        if name in ("current", "replay", "consistency"):
+            return torch.zeros_like(self.total)
+        raise AttributeError(f"this step has no loss term '{name}'; it has {', '.join(self.as_dict())}.")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.as_dict().values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Losses) and self.as_dict() == other.as_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """The total and the terms by name."""
+        return {"total": self.total, **self.terms}
+
+    def detach(self) -> Losses:
+        """The same numbers without gradient, and without the minibatch."""
+        terms = {name: term.detach() for name, term in self.terms.items()}
+        return Losses(self.total.detach(), offer=None, **terms)
+
+    def __repr__(self) -> str:
+        return f"Losses({', '.join(f'{name}={term.item():.4g}' for name, term in self.as_dict().items())})"
+
+
+def widen(outputs: Tensor) -> Tensor:
+    """Outputs in float32, or float64 if they are: losses in bfloat16 would be too coarse."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))

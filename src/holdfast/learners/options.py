@@ -1,0 +1,129 @@
+"""The options that all learners share: their types, their defaults, and one list of what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc, signature
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from holdfast.augment import View
+from holdfast.config import PRECISIONS
+from holdfast.errors import UsageError
+from holdfast.learners.losses import Loss
+from holdfast.learners.optimizers import Scheduler
+from holdfast.registry import unknown_name
+
+__all__ = ["Options", "ReplayOptions", "check_class_weights", "check_sizes", "check_weights", "complete", "describe"]
+
+
+class Options(TypedDict, total=False):
+    """Options of every learner, all of them keywords:
+
+    augment: a function from inputs as they are stored to what the network sees. Default: the inputs themselves.
+    loss: a function (outputs, targets) -> mean over samples, in place of cross-entropy. Targets are then whatever it
+        understands, with one row per sample: numbers, masks, dicts of tensors. Default: cross-entropy.
+    class_weights: cross-entropy's weights, one positive number per class. Default: 1 each.
+    clip: upper limit for the norm of the whole gradient. Default: no limit.
+    scheduler: any of torch.optim.lr_scheduler; it steps once per minibatch and is saved with the learner.
+        Default: a constant learning rate.
+    head: name of the model's last nn.Linear, which then grows: a label beyond its outputs adds the missing ones,
+        initialised as in a new layer, while the optimiser keeps its state. See `grow`. Default: the head is fixed.
+    precision: "float32", or "bfloat16" to compute the network under autocast. Weights, losses and the buffer stay in
+        float32, so that any optimiser works. Default: "float32".
+    validate: check each minibatch before anything changes, and refuse a loss that is not finite. On a CPU the learner
+        is then as it was before the refused step, generators and BatchNorm statistics included; only model buffers
+        above 1 MiB keep the values of the forward pass, and a head that grew stays grown. On a GPU the loss is read
+        every 100 steps, because reading waits for the device. False: nothing in a step waits for the device, so that
+        the step can be captured in a CUDA graph. Default: True.
+    seed: decides what the buffer stores and draws, and how new outputs begin. Default: 0.
+    """
+
+    augment: View | None
+    loss: Loss | None
+    class_weights: Tensor | Sequence[float] | None
+    clip: float | None
+    scheduler: Scheduler | None
+    head: str | None
+    precision: str
+    validate: bool
+    seed: int
+    network: Any  # for engines: computes the model's outputs in its place, for instance compiled
+
+
+class ReplayOptions(Options, total=False):
+    """Options of learners with a buffer:
+
+    buffer_size: how many samples the buffer holds. No default.
+    storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
+        Default: "device".
+    generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
+    """
+
+    buffer_size: int
+    storage: str | Path
+    generator: torch.Generator | None
+
+
+DEFAULTS: Options = {
+    "augment": None,
+    "loss": None,
+    "class_weights": None,
+    "clip": None,
+    "scheduler": None,
+    "head": None,
+    "precision": "float32",
+    "validate": True,
+    "seed": 0,
+    "network": None,
+}
+
+
+def complete(options: Mapping[str, Any], learner: type) -> Options:
+    """All options with a value, those not given with their default; unknown names and wrong values raise."""
+    own = [name for name, each in signature(learner).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    for name in options:
+        if name not in DEFAULTS:
+            raise unknown_name(f"option of {learner.__name__}", name, [*own, *DEFAULTS])
+    full = cast(Options, {**DEFAULTS, **options})
+    if full["precision"] not in PRECISIONS:
+        raise unknown_name("precision", full["precision"], list(PRECISIONS))
+    if full["loss"] is not None and (full["class_weights"] is not None or full["head"] is not None):
+        raise UsageError("class_weights and head belong to cross-entropy; with a loss of your own, leave them out.")
+    clip = full["clip"]
+    if clip is not None and not (math.isfinite(clip) and clip > 0):
+        raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
+    return full
+
+
+def describe(learner: type, buffered: bool) -> str:
+    """The docstring of a learner with the list of the options it shares with others."""
+    shared = [ReplayOptions, Options] if buffered else [Options]
+    return "\n\n".join(cleandoc(each.__doc__ or "") for each in (learner, *shared))
+
+
+def check_weights(**weights: float) -> None:
+    """Weights of loss terms must be finite and not negative."""
+    for name, weight in weights.items():
+        if not math.isfinite(weight) or weight < 0:
+            raise UsageError(f"{name} must be a finite number of at least 0, not {weight!r}.")
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Sizes of draws must be at least 1, or None for as many as observed."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise UsageError(f"{name} must be at least 1, or None for as many samples as observed, not {size}.")
+
+
+def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
+    """The weights as a tensor (C,) on the device."""
+    weights = torch.as_tensor(given, device=device).detach()
+    weights = weights if weights.is_floating_point() else weights.float()
+    if weights.dim() != 1 or not bool((weights.isfinite() & (weights > 0)).all()):
+        raise UsageError("class_weights must be one finite number above 0 for each of the model's outputs.")
+    return weights

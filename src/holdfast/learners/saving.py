@@ -1,0 +1,176 @@
+"""A learner's state: what it consists of, whether a saved one fits, and how it is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import UsageError
+from holdfast.ranks import Ranks
+from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
+
+if TYPE_CHECKING:
+    from holdfast.learners.base import Learner
+
+__all__ = ["load_state", "state_of"]
+
+
+def state_of(learner: Learner) -> dict[str, Any]:
+    """All that decides what the learner's next steps do. The tensors are the learner's own, not copies."""
+    state: dict[str, Any] = {"learner": type(learner).__name__, "model": dict(learner.model.state_dict())}
+    state["global"] = global_state(learner.device)
+    for name, part in _parts(learner).items():
+        # Of the optimiser and the scheduler, the kind as well: the state of another kind would not fit.
+        own = part.state_dict()
+        state[name] = own if name == "buffer" else {"type": type(part).__name__, "state": own}
+    if extra := learner.extra_state():
+        state["extra"] = {name: _value(each) for name, each in extra.items()}
+    if (generator := learner.view_generator) is not None:
+        state["augment"] = generator.get_state()
+    if learner.ranks is not None:
+        _add_ranks(learner.ranks, state)
+    return state
+
+
+def load_state(learner: Learner, state: dict[str, Any]) -> None:
+    """Put the learner where the one was that gave `state`; a state that does not fit raises and changes nothing."""
+    with learner.together("continue from a saved learner"):
+        _check(learner, state)
+    if learner.head is not None:
+        learner.grow(len(state["model"][f"{learner.head.name}.weight"]))
+    for name, part in _parts(learner).items():
+        # A copy: torch.optim keeps the tensors it is given, which may be another learner's own.
+        part.load_state_dict(state[name] if name == "buffer" else deepcopy(state[name]["state"]))
+    learner.model.load_state_dict(state["model"])
+    for name, each in learner.extra_state().items():
+        _restore(each, state["extra"][name])
+    _restore_generators(learner, state)  # last, because loading may draw from the global ones
+
+
+def _parts(learner: Learner) -> dict[str, Any]:
+    """What a learner has besides its model, as far as it has a state."""
+    parts = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "buffer": learner.buffer}
+    return {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
+
+
+# --- a method's own state --------------------------------------------------------------------------------------------
+
+
+def _value(each: nn.Module | Tensor | torch.Generator) -> Any:
+    if isinstance(each, nn.Module):
+        return dict(each.state_dict())
+    return each.get_state() if isinstance(each, torch.Generator) else each
+
+
+def _restore(each: nn.Module | Tensor | torch.Generator, saved: Any) -> None:
+    """In place: a captured step reads from the addresses it was captured with."""
+    if isinstance(each, nn.Module):
+        each.load_state_dict(saved)
+    elif isinstance(each, torch.Generator):
+        restore(each, saved)
+    else:
+        each.copy_(saved)
+
+
+# --- generators ------------------------------------------------------------------------------------------------------
+
+
+def _add_ranks(ranks: Ranks, state: dict[str, Any]) -> None:
+    """Make `state` the same on all ranks: the first one's, with what is each rank's own beside it."""
+    with ranks.together("read the learner") as meeting:
+        meeting.form = f"views {'with' if 'augment' in state else 'without'} a generator"
+    state["ranks"] = {"global": {kind: ranks.gather(each) for kind, each in state["global"].items()}}
+    state["global"] = {kind: each[0] for kind, each in state["ranks"]["global"].items()}
+    if "augment" in state:
+        state["ranks"]["augment"] = ranks.gather(state["augment"])
+        state["augment"] = state["ranks"]["augment"][0]
+
+
+def _restore_generators(learner: Learner, state: dict[str, Any]) -> None:
+    """Put the generators back; of several ranks, each its own."""
+    restore_globally(state["global"], learner.device)
+    view, ranks = learner.view_generator, learner.ranks
+    if view is not None:
+        restore(view, state["augment"])
+    if ranks is None:
+        return
+    saved = state.get("ranks", {})
+    for kind, each in global_generators(learner.device).items():
+        ranks.restore(each, saved.get("global", {}).get(kind, [state["global"][kind]]))
+    if view is not None:
+        ranks.restore(view, saved.get("augment", [state["augment"]]))
+
+
+# --- does a saved state fit? -----------------------------------------------------------------------------------------
+
+
+def _check(learner: Learner, state: Mapping[str, Any]) -> None:
+    """Raise before anything is changed if `state` is of another learner."""
+    if state["learner"] != type(learner).__name__:
+        raise UsageError(f"this is a {type(learner).__name__}, but the saved learner is a {state['learner']}.")
+    own = {*_parts(learner), *(["augment"] if learner.view_generator is not None else [])}
+    for name in ("optimizer", "scheduler", "buffer", "augment"):
+        if (name in own) != (name in state):
+            has, lacks = ("this", "the saved") if name in own else ("the saved", "this")
+            raise UsageError(f"{has} learner keeps state of its {name}, {lacks} one does not; make them alike.")
+    check_globally(state["global"], learner.device)
+    if learner.buffer is not None:
+        learner.buffer.check_state(state["buffer"])
+    _check_model(learner, state["model"])
+    for name in ("optimizer", "scheduler"):
+        if name in own:
+            _check_kind(name, state[name], getattr(learner, name))
+    _check_extra(learner.extra_state(), state.get("extra", {}))
+
+
+def _check_model(learner: Learner, saved: Mapping[str, Any]) -> None:
+    """The same tensors in the same shapes; a head that may grow may have fewer outputs than the saved one."""
+    there, here = _forms(saved), _forms(learner.model.state_dict())
+    for name, part in learner.head.parameters().items() if learner.head is not None else ():
+        other = saved.get(name)
+        if other is not None and len(other) > len(part) and other.shape[1:] == part.shape[1:]:
+            here[name] = there[name]
+    differing = sorted(name for name in there | here if there.get(name) != here.get(name))
+    if differing:
+        name = differing[0]
+        raise UsageError(
+            f"the saved model does not fit this one: {name} is {there.get(name, 'missing')} in the file and "
+            f"{here.get(name, 'missing')} here. Build the model as it was when saved; one whose head had grown, "
+            "with head= as then, or with as many outputs as it had in the end."
+        )
+
+
+def _check_kind(name: str, saved: Mapping[str, Any], own: Any) -> None:
+    """An optimiser or a scheduler must be of the same kind and update the same numbers of parameters."""
+    word = "optimiser" if name == "optimizer" else name
+    if saved["type"] != type(own).__name__:
+        raise UsageError(f"the saved {word} is {saved['type']}, this one {type(own).__name__}.")
+    there, here = (
+        [len(group["params"]) for group in groups]
+        for groups in (saved["state"].get("param_groups", []), getattr(own, "param_groups", []))
+    )
+    if there != here:
+        raise UsageError(
+            f"the saved {word} does not fit this one: it updates groups of {there} parameters, this one {here}. "
+            f"Build the {word} as it was when saved."
+        )
+
+
+def _check_extra(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """A method's own state must have the same parts with the same shapes."""
+    for name in sorted({*own, *saved}):
+        here, there = (
+            _forms(each if isinstance(each, Mapping) else {name: each})
+            for each in (_value(own[name]) if name in own else {}, saved.get(name, {}))
+        )
+        if here != there:
+            raise UsageError(f"the saved learner's {name} does not fit this one: it is {there}, here {here}.")
+
+
+def _forms(values: Mapping[str, Any]) -> dict[str, str]:
+    """Shape and type of every tensor."""
+    return {name: f"{tuple(value.shape)} {value.dtype}" for name, value in values.items() if isinstance(value, Tensor)}

@@ -1,0 +1,277 @@
+"""A step is made whole or not at all: checks of what comes in and out, and the way back if one of them fails."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from holdfast.errors import HoldfastError, TrainingError, UsageError
+from holdfast.learners.losses import Losses
+from holdfast.nested import Nested, leaves, rows, transform
+from holdfast.rng import global_generators
+
+if TYPE_CHECKING:
+    from holdfast.learners.base import Learner
+
+__all__ = ["Transaction", "check_finite", "check_model"]
+
+LEAP = 1000
+"""The most outputs that one label may add to a head. A larger leap is more likely a mistake in the label."""
+
+READ_INTERVAL = 100
+"""On a GPU, the loss is read every so many steps, because reading it waits for the device."""
+
+STATISTIC_BYTES = 2**20
+"""Model buffers up to this size are copied before every step on a CPU. Larger ones are tables, too slow to copy."""
+
+STEP = "make a step"
+
+
+class Transaction:
+    """The checks of a learner's steps, and a copy of what a forward pass changes.
+
+    `begin` checks a minibatch before anything changes, `approve` checks the loss before the backward pass. A step that
+    is refused in between is rolled back: the model's buffers and all generators are as they were. Of several ranks,
+    all refuse what one refuses, and stay in step.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self._outputs: int | None = None
+        """The model's number of outputs, once it is known."""
+        self._unsure = False
+        """Whether a label may lie beyond the outputs; the forward pass will tell."""
+        self._minibatch: tuple[Nested, Nested] | None = None
+        self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
+        """Copies of the model's buffers and of the generators' states."""
+        # Found once: walking through all modules takes as long as copying what they hold.
+        self._stateful = [module for module in learner.model.modules() if module._buffers]
+        self._generators: list[torch.Generator] = []
+        self._unread = 0
+        """Steps since the loss was last read."""
+
+    def begin(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+        """The minibatch on the learner's device. It is checked before anything changes; the head grows if it must."""
+        learner = self.learner
+        if not learner.validate:
+            return self._admit(x, y)
+        if learner.ranks is None:
+            x, y = self._admit(x, y)
+        else:
+            with learner.ranks.together("take a minibatch") as meeting:
+                x, y = self._admit(x, y)
+                meeting.count = int(self._unsure)
+            # All ranks make a copy if one does: generators that go in step are rolled back on all ranks or on none.
+            self._unsure = any(meeting.counts)
+        self._minibatch, self._before = (x, y), None
+        if self._unsure or learner.device.type == "cpu":
+            self._copy()
+        return x, y
+
+    def _admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+        """What `begin` does without the other ranks."""
+        learner, own_loss, given = self.learner, self.learner.loss is not None, y
+        if learner.validate:
+            _check_form(x, y, labels=not own_loss)
+        x = transform(lambda part: part.to(learner.device), x)
+        y = transform(lambda part: part.to(learner.device), y) if own_loss else y.to(learner.device, torch.int64)
+        if learner.validate and learner.buffer is not None:
+            learner.buffer.check(x, y)
+        if not own_loss and (learner.validate or learner.head is not None):
+            self._expect(_largest_label(given))
+        return x, y
+
+    def _expect(self, label: int) -> None:
+        """Let the head grow to the largest label, and find out whether the label may lie beyond the outputs."""
+        head = self.learner.head
+        if head is not None and label >= head.outputs:
+            if label >= head.outputs + LEAP:
+                raise UsageError(
+                    f"label {label} would make the head grow from {head.outputs} to {label + 1} outputs at once; "
+                    f"if that is meant, call grow({label + 1}) before."
+                )
+            self.learner.grow(label + 1)
+        outputs = self._outputs if head is None else head.outputs
+        self._unsure = outputs is None or label >= outputs
+
+    def _copy(self) -> None:
+        """Copy what a forward pass changes."""
+        learner = self.learner
+        if not self._generators:
+            own = [learner.view_generator, None if learner.buffer is None else learner.buffer.generator]
+            self._generators += [each for each in own if each is not None]
+            self._generators += global_generators(learner.device).values()
+        copies = []
+        for module in self._stateful:
+            for each in module._buffers.values():
+                if each is not None and (self._unsure or each.nbytes <= STATISTIC_BYTES):
+                    copies.append((each, each.clone()))
+        self._before = copies, [(each, each.get_state()) for each in self._generators]
+
+    def check_labels(self, y: Tensor, outputs: Tensor) -> None:
+        """Labels must name one of the model's outputs; needed before cross-entropy."""
+        learner = self.learner
+        if not learner.validate or learner.loss is not None:
+            return
+        if outputs.dim() != 2 or rows(outputs) < rows(y):
+            self.refuse(
+                UsageError(
+                    f"the model's outputs have shape {tuple(outputs.shape)}; cross-entropy needs (samples, classes). "
+                    "Give a loss of your own for outputs of another form."
+                )
+            )
+        count = outputs.shape[1]
+        if self._unsure or count != self._outputs:
+            try:
+                self._check_outputs(count, int(y.max()))
+            except UsageError as error:
+                self.refuse(error)
+            self._outputs = count
+
+    def _check_outputs(self, outputs: int, label: int) -> None:
+        """The model's outputs must suit the largest label and what the learner was told about the model."""
+        head, weights = self.learner.head, self.learner.class_weights
+        if label >= outputs:
+            raise UsageError(
+                f"labels up to {label} do not fit the model: its outputs are 0..{outputs - 1}. "
+                'Name its last layer, as in head="classifier", to let it grow.'
+            )
+        if head is not None and head.outputs != outputs:
+            raise UsageError(
+                f"'{head.name}' is not the last layer: it has {head.outputs} outputs, the model {outputs}."
+            )
+        if weights is not None and len(weights) != outputs:
+            raise UsageError(f"there are {len(weights)} class weights, but the model has {outputs} outputs.")
+
+    def approve(self, losses: Losses) -> None:
+        """Check the loss, and that the buffer can take the minibatch, while there is a way back."""
+        learner = self.learner
+        if not learner.validate:
+            return
+        self._unread += 1
+        read = learner.device.type == "cpu" or self._unread >= READ_INTERVAL
+        self._unread = 0 if read else self._unread
+        try:
+            # With several ranks, before the backward pass, which waits for the other ranks.
+            with self._together(STEP):
+                if losses.offer is not None and learner.buffer is not None:
+                    learner.buffer.check_whole(*losses.offer)
+                _check_loss(losses.total, read, self._minibatch)
+        except HoldfastError:
+            self.roll_back()
+            raise
+        self._before = self._minibatch = None
+
+    def refuse(self, error: HoldfastError) -> NoReturn:
+        """Roll the forward pass back and raise `error`. The other ranks learn it in `approve` and raise as well."""
+        self.roll_back()
+        if self.learner.validate:
+            with self._together(STEP):
+                raise error
+        raise error
+
+    def roll_back(self) -> None:
+        """Undo what the forward pass changed, if a copy was made."""
+        if self._before is not None:
+            buffers, generators = self._before
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            for generator, state in generators:
+                generator.set_state(state)
+            self._before = None
+
+    def _together(self, action: str) -> AbstractContextManager[object]:
+        """What fails inside on one rank fails on all of them."""
+        ranks = self.learner.ranks
+        return nullcontext() if ranks is None else ranks.together(action)
+
+
+# --- what is checked -------------------------------------------------------------------------------------------------
+
+
+def check_model(model: nn.Module, optimizer: object) -> None:
+    """Every layer must have its shape, and the optimiser must update something of the model, as far as it tells."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise UsageError(
+                f"{name} has no shape yet: pass a minibatch through the model, as in model(x), before making its "
+                "optimiser and its learner."
+            )
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        return
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    if not any(id(parameter) in updated for parameter in model.parameters()):
+        raise UsageError(
+            "the optimiser updates none of the model's parameters: make it from the parameters of this very model, "
+            "as in torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
+
+
+def check_finite(model: nn.Module) -> None:
+    """No weight may be infinite or NaN, and no buffer of the model, such as BatchNorm's, NaN."""
+    broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    broken += [name for name, value in model.named_buffers() if value.isnan().any()]
+    if broken:
+        raise TrainingError(
+            f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a smaller "
+            "learning rate or clip=1.0."
+        )
+
+
+def _check_form(x: Nested, y: Nested, labels: bool) -> None:
+    """As many targets as inputs, and at least one; `labels` are whole numbers in one dimension."""
+    count = rows(x)
+    if count == 0:
+        raise UsageError("a minibatch must have at least one sample.")
+    if not labels:
+        if rows(y, "y") != count:
+            raise UsageError(f"{count} inputs need as many targets, not {rows(y, 'y')}.")
+        return
+    if not isinstance(y, Tensor):
+        raise UsageError(f"labels must be a tensor, not of type {type(y).__name__}; torch.as_tensor makes one.")
+    if y.dim() != 1 or y.shape[0] != count:
+        raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
+
+
+def _largest_label(y: Tensor) -> int:
+    """The largest label; a negative one raises. Waits for the device that the labels are on."""
+    if y.shape[0] <= 256:
+        values = y.tolist()  # faster for so few than asking PyTorch twice
+        low, high = min(values), max(values)
+    else:
+        low, high = (int(each.item()) for each in y.aminmax())
+    if low < 0:
+        raise UsageError(f"label {low} names no output of the model: they are counted from 0.")
+    return int(high)
+
+
+def _check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:
+    """The loss must be one number with a gradient. Where it is `read`, which waits for the device, a finite one."""
+    if loss.dim():
+        raise UsageError(f"the loss has shape {tuple(loss.shape)}; it must be one number, the mean over samples.")
+    if not loss.requires_grad:
+        raise UsageError(
+            "there is nothing to learn: the loss depends on no parameter that requires a gradient. "
+            "Are all of them frozen, or is this under torch.no_grad()?"
+        )
+    if not read or math.isfinite(loss.item()):
+        return
+    parts = {} if minibatch is None else leaves(minibatch[0], "x") | leaves(minibatch[1], "y")
+    for name, part in parts.items():
+        if not part.isfinite().all():
+            raise TrainingError(
+                f"the loss is {loss.item()}, so no step was made: {name} holds numbers that are not finite. "
+                "Leave such samples out, or give those numbers a value, before observing them."
+            )
+    raise TrainingError(
+        f"the loss is {loss.item()}, so no step was made. Go back to the last checkpoint if the weights are broken "
+        "(check_finite tells), and try a smaller learning rate or clip=1.0."
+    )

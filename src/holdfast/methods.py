@@ -1,0 +1,26 @@
+"""The names of methods. A run names a learner or a regularizer, so both share one name space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.registry import Registry
+
+__all__ = ["LEARNERS", "REGULARIZERS", "method_names", "needs_buffer"]
+
+LEARNERS: Registry[Any] = Registry("method")
+"""Subclasses of `holdfast.Learner` by name."""
+
+REGULARIZERS: Registry[Any] = Registry("regularizer")
+"""Functions (current, stored) -> consistency term, by name; each is a method by itself."""
+
+
+def method_names() -> list[str]:
+    """All methods a run can name: the learners, and every regularizer as consistency replay."""
+    return [name for name in LEARNERS if name != "consistency"] + list(REGULARIZERS)
+
+
+def needs_buffer(method: str) -> bool:
+    """Whether a method stores samples. One that is not registered yet is taken to."""
+    learner = LEARNERS.get(method)
+    return True if learner is None else bool(learner.needs_buffer)

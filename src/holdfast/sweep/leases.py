@@ -1,0 +1,148 @@
+"""Who carries out which run: files that other processes and hosts see.
+
+A lease is the file `.leases/FINGERPRINT`, with the process that took it, its host and when the process began. It is
+created exclusively, so two sweeps never carry out the same run. A lease is free again when its process is gone or, on
+another host, has been silent for ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.files import locked
+from holdfast.results import read_json
+
+__all__ = ["HEARTBEAT", "SILENCE", "Leases", "is_gone", "signature"]
+
+HEARTBEAT, SILENCE = 60.0, 600.0
+"""Seconds between two signs of life, and without one until the lease of another host is free."""
+WRITING = 5.0
+"""Seconds a process may take from creating a lease to writing into it."""
+
+
+class Leases:
+    """The runs of a folder that this process carries out."""
+
+    def __init__(self, out: Path) -> None:
+        self._folder = out / ".leases"
+        self._mine: dict[RunConfig, Path] = {}
+
+    def acquire(self, config: RunConfig) -> bool:
+        """Lease a run; False if a living process has it."""
+        path = self._folder / config.fingerprint
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            taken = _create(path) or self._take_over(path)
+        except OSError as error:
+            raise HoldfastError(
+                f"the sweep cannot write to {self._folder}: {error.strerror or error}. Make room there, or choose "
+                "another folder; the same command continues the sweep."
+            ) from error
+        if taken:
+            self._mine[config] = path
+        return taken
+
+    def _take_over(self, path: Path) -> bool:
+        # Judging and replacing must be one act. Otherwise two sweeps could both take over one lease.
+        with locked(self._folder):
+            if not _is_abandoned(path):
+                return False
+            path.unlink(missing_ok=True)
+            return _create(path)
+
+    def release(self, config: RunConfig) -> None:
+        """Give a run back, finished or not."""
+        self._mine.pop(config).unlink(missing_ok=True)
+
+    def clear(self, finished: Iterable[RunConfig]) -> None:
+        """Remove the leases of finished runs whose sweep was killed between saving and releasing."""
+        there = {path.name for path in self._folder.glob("*")}
+        for path in (self._folder / config.fingerprint for config in finished):
+            if path.name in there:
+                with locked(self._folder):
+                    if _is_abandoned(path):
+                        path.unlink(missing_ok=True)
+
+    def mine(self) -> list[RunConfig]:
+        """The runs this process has leased."""
+        return list(self._mine)
+
+    def renew(self) -> None:
+        """Renew the time stamps: the sign of life for other hosts."""
+        for path in self._mine.values():
+            with suppress(OSError):
+                os.utime(path)
+
+
+def signature() -> dict[str, object]:
+    """This process, its host and when the process began."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
+
+
+def is_gone(lease: Mapping[str, Any], age: float) -> bool:
+    """Whether the process that signed a lease has ended; on another host, whether it has been silent for long.
+
+    `age` is the time since its last sign of life, in seconds. No process signs far in the future, so a time more than
+    ten minutes ahead counts as silence. Raises a KeyError, TypeError, ValueError or OverflowError for other content.
+    """
+    pid, host, started = int(lease["pid"]), lease["host"], lease["started"]
+    if host != socket.gethostname():
+        return not abs(age) <= SILENCE
+    return not _is_running(pid) or (started is not None and _started(pid) != started)
+
+
+def _create(path: Path) -> bool:
+    """Create a lease; False if there is one."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(signature()))
+    except FileExistsError:
+        return False
+    except OSError:
+        path.unlink(missing_ok=True)  # a full disk: an empty file would block other sweeps
+        raise
+    return True
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether a lease is free to be taken over."""
+    try:
+        age = time.time() - path.stat().st_mtime
+        return is_gone(read_json(path), age)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return abs(age) > WRITING  # its process was killed before it could write; a younger one may be about to
+
+
+def _is_running(pid: int) -> bool:
+    if pid < 1:
+        return False  # for the system, 0 and negative numbers mean whole groups of processes
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # no system numbers its processes that high
+        return False
+    except OSError:
+        pass  # it belongs to another user
+    return True
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in ticks since the machine started; None where the system does not say.
+
+    A dead process's number is used again, so the number alone does not identify a process.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if status[0] in "ZX" else status[19]
