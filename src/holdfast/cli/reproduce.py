@@ -22,7 +22,17 @@ from holdfast.cli.screen import SweepScreen, duration
 from holdfast.config import RunConfig
 from holdfast.display import errors, output, table
 from holdfast.errors import UsageError
-from holdfast.experiments import EXPERIMENTS, ROBUSTNESS, Experiment, Results, Table, Verdict, assess, load_results
+from holdfast.experiments import (
+    EXPERIMENTS,
+    JUDGED,
+    ROBUSTNESS,
+    Experiment,
+    Results,
+    Table,
+    Verdict,
+    assess,
+    load_results,
+)
 from holdfast.registry import unknown_name
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.training import choose_device
@@ -211,11 +221,11 @@ def _block(made: Table, group: str) -> Grid:
 
 
 def _text(verdict: Verdict | None) -> str:
-    """Ours over the published number; a tick agrees, a cross differs."""
+    """Ours over the published number; a tick agrees, a cross differs, a question mark is open."""
     if verdict is None:
         return ""
     digits = verdict.measure.decimals
-    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]"}.get(verdict.status, " ")
+    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
     short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
     ours = "-" if verdict.n == 0 else _number(verdict.mean, verdict.std, digits) + short
     if verdict.published is None:
@@ -228,20 +238,20 @@ def _number(mean: float, std: float | None, digits: int) -> str:
 
 
 def _conclude(made: Table) -> None:
-    counted = {status: made.count(status) for status in ("agrees", "differs", "missing")}
+    agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
     output.print(
-        f"Ours, and below it as published; tau is Kendall's, between our order and theirs. {counted['agrees']} cells "
-        f"agree, {counted['differs']} differ, {counted['missing']} have no run. Agreement: the 95 % interval of the "
-        "difference of means, from both spreads pooled, reaches a difference too small to matter (1 point; 0.02 for "
-        "probabilities).",
+        f"Ours, and below it as published; tau is Kendall's, between our order and theirs. {agree} cells agree, "
+        f"{differ} differ, {undecided} are open, {missing} have no run. A cell agrees (✓) if the 90 % interval of the "
+        "difference of means, from both spreads pooled, lies within what does not matter (2 points; 0.04 for "
+        "probabilities), and differs (✗) if it lies outside; otherwise, or with fewer than 3 runs, it is open (?).",
         highlight=False,
     )
     for verdict in made.verdicts:
         if verdict.status == "differs":
             place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
-            digits = verdict.measure.decimals
-            told = f"differs: {place}: {verdict.difference:+.{digits}f}, allowed {verdict.margin:.{digits}f}"
-            output.print(told, highlight=False)
+            output.print(f"differs: {place}: {verdict.reason}", highlight=False)
+    for lean in made.leans:
+        output.print(f"{lean.column}: {lean.reason}", highlight=False)
     for claim in experiments.claims(made.verdicts):
         if claim.checks:
             output.print(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", highlight=False)

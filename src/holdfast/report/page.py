@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from holdfast.analysis.findings import Findings
-from holdfast.experiments import Experiment, Results, Table, claims
+from holdfast.experiments import JUDGED, Experiment, Results, Table, claims
 from holdfast.report.analyses import charts as analysis_charts
 from holdfast.report.charts import Chart, comparison_bars, comparison_charts, matrix_charts, table_charts
 from holdfast.report.groups import Comparison, comparisons, slug
@@ -247,15 +247,16 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
 
 
 def _tiles(results: Results, tables: Sequence[Table], filled: Sequence[Table]) -> list[Tile]:
-    agree, differ = (sum(table.count(status) for table in filled) for status in ("agrees", "differs"))
+    agree, differ, undecided = (sum(table.count(status) for table in filled) for status in JUDGED)
     tiles = [Tile("results", f"{len(results):,}", f"{len({s.config.change(seed=0) for s in results}):,} configs")]
     if filled:
-        outcomes = [claim.outcome for claim in claims(v for table in filled for v in table.verdicts)]
+        found = claims(v for table in filled for v in table.verdicts)
         tiles += [
             Tile("experiments covered", str(len(filled)), f"of {len(tables)}"),
-            Tile("cells that agree with the paper", f"{agree:,}", f"of {agree + differ:,} compared"),
+            Tile("cells that agree with the paper", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),
             Tile("cells that differ", f"{differ:,}"),
-            Tile("claims supported", str(outcomes.count("supported")), f"of {len(outcomes)}"),
+            Tile("cells still open", f"{undecided:,}"),
+            Tile("claims that hold everywhere", str(sum(claim.holds for claim in found)), f"of {len(found)}"),
         ]
     seconds = sum(stored.result.seconds for stored in results)
     tiles.append(Tile("compute", _duration(seconds)))
@@ -278,6 +279,7 @@ def _overview(tables: Sequence[Table]) -> list[dict[str, Any]]:
             "filled": len(table.verdicts) - table.count("missing"),
             "agree": table.count("agrees"),
             "differ": table.count("differs"),
+            "open": table.count("open"),
         }
         for table in tables
     ]

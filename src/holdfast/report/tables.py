@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isnan
 
-from holdfast.experiments import EXPERIMENTS, MEASURES, Experiment, Published, Results, Table, Verdict, assess
+from holdfast.experiments import EXPERIMENTS, JUDGED, MEASURES, Experiment, Published, Results, Table, Verdict, assess
 from holdfast.report.numbers import Numbers
 
 __all__ = [
@@ -21,15 +21,15 @@ __all__ = [
     "render",
 ]
 
-MARKS = {"agrees": "✓", "differs": "✗", "missing": "–", "unpublished": "·"}
+MARKS = {"agrees": "✓", "differs": "✗", "open": "?", "missing": "–", "unpublished": "·"}
 """A sign for each standing, so that none depends on colour."""
 
 
 def markdown_table(experiment: Experiment | str, results: Results) -> str:
     """A table per block of the experiment: each column of ours with the published one beside it.
 
-    Blocks and columns without any result are left out; ✓ agrees with the paper by the rule of the verdicts, ✗ does
-    not.
+    Blocks and columns without any result are left out; ✓ agrees with the paper by the rule of the verdicts, ✗
+    differs, ? is open.
     """
     return _markdown(assess(_experiment(experiment), results))
 
@@ -60,8 +60,10 @@ def cell_numbers(tables: Sequence[Table]) -> Numbers:
         "published_mean",
         "published_std",
         "difference",
-        "margin",
+        "difference_low",
+        "difference_high",
         "status",
+        "reason",
     )
     return Numbers(columns, [_cell_row(table, verdict) for table in tables for verdict in table.verdicts])
 
@@ -117,8 +119,9 @@ def _cell_row(table: Table, verdict: Verdict) -> tuple[str | int | float | None,
         published.mean if published else None,
         published.std if published else None,
         verdict.difference,
-        verdict.margin,
+        *verdict.interval,
         verdict.status,
+        verdict.reason,
     )
 
 
@@ -145,7 +148,7 @@ def _grid(table: Table, group: str) -> tuple[list[str], list[list[str]]]:
 def _pair(verdict: Verdict | None, *, paired: bool) -> list[str]:
     if verdict is None:
         return ["", ""] if paired else [""]
-    mark = "" if verdict.agrees is None else f" {MARKS[verdict.status]}"
+    mark = "" if verdict.status not in JUDGED else f" {MARKS[verdict.status]}"
     ours = (ours_text(verdict) or MARKS["missing"]) + mark
     return [ours, published_text(verdict.published, verdict.measure.decimals)] if paired else [ours]
 

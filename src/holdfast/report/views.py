@@ -8,7 +8,7 @@ from math import isnan
 from typing import Any
 
 from holdfast.config import RunConfig
-from holdfast.experiments import Check, Claim, Table, Verdict
+from holdfast.experiments import JUDGED, Check, Claim, Table, Verdict
 from holdfast.report.groups import Comparison, Variant, mean_std, variants
 from holdfast.report.numbers import Numbers, Value
 from holdfast.report.tables import (
@@ -38,6 +38,7 @@ __all__ = [
 NOTES = {
     "agrees": "agrees with the paper",
     "differs": "differs from the paper",
+    "open": "neither agrees nor differs",
     "unpublished": "not in the paper",
 }
 METRICS = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
@@ -198,8 +199,8 @@ def _verdict_cell(verdict: Verdict | None) -> CellView:
         return CellView()
     decimals = verdict.measure.decimals
     text = NOTES.get(verdict.status, "")
-    if verdict.agrees is not None:
-        text += f": difference {verdict.difference:+.{decimals}f}, at most {verdict.margin:.{decimals}f} agrees"
+    if verdict.status in JUDGED:
+        text += f": {verdict.reason}"
     return CellView(
         value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
         ours=ours_text(verdict),
