@@ -172,14 +172,14 @@ def test_seeds_that_methods_share_explain_a_column_of_one_sign(out, store):
     assert lean.sign_p < 0.01
     assert lean.low < 0 < lean.high
     assert lean.direction == "open"
-    assert "no more than shared seeds explain" in lean.reason
+    assert "the seeds that all methods share can explain it" in lean.reason
 
 
 def test_without_shared_seeds_a_lean_is_open(out, store):
     lean = column(out, store, lambda number, seed: 3.0, seeds=2)
     assert isnan(lean.low)
     assert lean.direction == "open"
-    assert "The cells share 2 seeds, 3 are needed to tell" in lean.reason
+    assert "if cells were independent); they share 2 seeds, and it takes 3 to tell" in lean.reason
 
 
 def test_a_lean_is_claimed_falsely_in_one_of_twenty_at_most():

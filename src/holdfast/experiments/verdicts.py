@@ -122,10 +122,11 @@ class Lean:
         digits = self.decimals
         start = f"{self.above} of {self.n} cells lie over the paper, on average by {self.mean:+.{digits}f}"
         if isnan(self.low):
-            return f"{start}; is that chance? The cells share {len(self.seeds)} seeds, {FEWEST} are needed to tell"
+            alone = f"p = {self.sign_p:.2g} by the sign test if cells were independent"
+            return f"{start} ({alone}); they share {len(self.seeds)} seeds, and it takes {FEWEST} to tell"
         shared = f"95 % interval {self.low:+.{digits}f} to {self.high:+.{digits}f} over {len(self.seeds)} shared seeds"
         if self.direction == "open":
-            return f"{start} ({shared}): no more than shared seeds explain"
+            return f"{start} ({shared}): the seeds that all methods share can explain it"
         return f"{start} ({shared}): the column lies {self.direction} the paper as a whole; compare methods within it"
 
 
