@@ -10,6 +10,7 @@ import torch
 from holdfast import results
 from holdfast.cli import main
 from holdfast.cli.screen import SweepScreen
+from holdfast.display import errors
 from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, register
 from holdfast.results import RunResult
 from holdfast.sweep import Event, Rates
@@ -116,7 +117,7 @@ def test_dry_run(holdfast, tmp_path, small):
         (["small", "--engine", "rya"], "unknown engine 'rya': did you mean 'ray'?"),
         (["small", "--address", "host:1"], "--address is for --engine ray"),
         (["small", "--out", "s3://bucket"], "--out can be an address only with --engine ray"),
-        (["small", "--results", "nowhere"], "--results nowhere is no folder"),
+        (["small", "--results", "nowhere"], "--results nowhere is not a folder"),
         (["small", "--seeds", "0"], "Invalid value for '--seeds'"),
     ],
 )
@@ -223,8 +224,8 @@ def test_screen_on_a_terminal(tmp_path, monkeypatch):
     with screen:
         screen.watch(Event("done", tiny(), 1.0))
         screen.watch(Event("moved", tiny(1), 0.25))
-        with screen._console.capture() as captured:
-            screen._console.print(screen._render())
+        with errors.capture() as captured:
+            errors.print(screen._render())
     text = captured.get()
     assert "1 done, 1 running" in text
     assert "42.00 %" in text

@@ -20,7 +20,7 @@ REPLAY = ("er", *REGULARIZERS)
 def _cell(
     table: str, group: str, row: str, column: str, config: RunConfig, metric: str = "accuracy", variant: str = ""
 ) -> Cell:
-    """A cell with its number in published.csv, where benchmarks carry the `variant` of a table, such as /10-tasks."""
+    """A cell with the number that published.csv has in `table` for this benchmark (and `variant`) and method."""
     number = published(table, config.benchmark + variant, config.buffer_size, config.method, metric)
     return Cell(group, row, column, metric, config, number)
 
