@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.analysis.calibration import check_labels, check_logits
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
 from holdfast.data.cifar10c import FOLDER
 from holdfast.data.files import map_array
@@ -190,15 +191,8 @@ def _accuracy(predict: Predict, images: Tensor, labels: Tensor, batch_size: int)
                 f"predict must return logits (images, classes): expected ({len(batch)}, classes), "
                 f"got {tuple(logits.shape)}."
             )
-        if not bool(torch.isfinite(logits).all()):
-            raise UsageError(
-                "predict returned NaN or infinite logits; check that the model's training did not diverge."
-            )
-        if int(expected.min()) < 0 or int(expected.max()) >= logits.shape[1]:
-            raise UsageError(
-                f"labels must lie in 0..{logits.shape[1] - 1} (columns of the logits), "
-                f"got {int(expected.min())}..{int(expected.max())}."
-            )
+        check_logits(logits)
+        check_labels(expected, logits)
         correct += int((logits.argmax(dim=1) == expected.to(logits.device)).sum())
     return 100 * correct / len(images)
 

@@ -7,7 +7,7 @@ the 90 % confidence interval
     s_pool^2 = ((n - 1) s^2 + (n_p - 1) s_p^2) / (n + n_p - 2)
     m - m_p  +-  t(90 %, n + n_p - 2) * s_pool * sqrt(1 / n + 1 / n_p)
 
-It is held against the band of differences that do not matter (`Measure.band`: 2 points, 0.04 for probabilities):
+It is compared with the band of differences that do not matter (`Measure.band`: 2 points, 0.04 for probabilities):
 
 - **agrees**: the interval lies inside the band. This is the equivalence test of two one-sided tests at 5 % each.
 - **differs**: the interval lies outside the band; or our runs scatter more than ten times as widely as the published

@@ -40,9 +40,9 @@ class RunResult:
     environment: dict[str, Any] = field(default_factory=dict)
     """Versions, commit, device."""
     logits: dict[str, Tensor] = field(default_factory=dict)
-    """The final model's logits and labels on each test set; kept in a file of their own."""
+    """The final model's logits and labels on each test set; stored in a file of their own."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """The final model; kept in a file of its own."""
+    """The final model's weights by name; stored in a file of their own."""
 
     @property
     def accuracy(self) -> float:

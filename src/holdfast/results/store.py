@@ -1,4 +1,4 @@
-"""RunResult <-> a folder of files. A folder holds a whole result or none, whenever the writer is killed."""
+"""RunResult <-> a folder of files. Wherever a writer is killed, the folder has a whole result or does not exist."""
 
 from __future__ import annotations
 
