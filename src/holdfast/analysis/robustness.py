@@ -49,8 +49,8 @@ class Robustness:
 class CorruptedImages:
     """Corrupted test images, so that they are made once for all models tested on them.
 
-    Sets beyond `most_bytes` (by default a quarter of the device's memory) are made anew each time, and so are all sets
-    once other images are asked for.
+    Sets beyond `most_bytes` are made again each time. By default that is a quarter of the memory, on a CPU at most
+    4 GiB. Asking for corruptions of other images drops all sets.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:
@@ -65,7 +65,7 @@ class CorruptedImages:
         found = self._sets.get((name, severity))
         if found is None:
             found = corrupt(images, name, severity, seed)
-            room = _quarter_of_memory(images.device) if self._most_bytes is None else self._most_bytes
+            room = _room(images.device) if self._most_bytes is None else self._most_bytes
             if (len(self._sets) + 1) * found.nbytes <= room:
                 self._sets[name, severity] = found
         return found
@@ -75,12 +75,12 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return first is second or (first.device == second.device and torch.equal(first, second))
 
 
-def _quarter_of_memory(device: torch.device) -> int:
-    """In bytes, of all memory that the device has."""
+def _room(device: torch.device) -> int:
+    """A quarter of the device's memory in bytes; on a CPU at most 4 GiB, since a container may have less memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory) // 4
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        return min(4 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     except (AttributeError, ValueError, OSError):  # not on every system
         return 1 << 30
 

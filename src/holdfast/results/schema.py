@@ -21,6 +21,9 @@ __all__ = ["checked", "parse_json", "read_json", "write_json"]
 MOST_BYTES = 64 << 20
 """A larger JSON file is none of ours."""
 
+PLAIN = {int, float, str, bool, NoneType}
+NUMBERS: dict[Any, set[type]] = {float: {float}, float | None: {float, NoneType}}
+
 LARGEST = 2**63
 """Whole numbers from here on fit into no tensor and no float."""
 
@@ -76,6 +79,9 @@ def checked(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal and value in parts:
         return value
     if origin is list and isinstance(value, list):
+        # Matrices have many numbers: they are checked together, and one by one only if any is wrong.
+        if NUMBERS.get(parts[0], set()).issuperset(map(type, value)) and all(map(isfinite, filter(None, value))):
+            return value
         return [checked(parts[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
     if origin is tuple and isinstance(value, list | tuple):
         kinds = parts[:1] * len(value) if parts[-1] is ... else parts
@@ -86,7 +92,7 @@ def checked(kind: Any, value: Any, where: str) -> Any:
         return {checked(str, key, where): checked(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(origin) and isinstance(value, dict):
         return _config(value, where) if origin is RunConfig else _dataclass(origin, value, where)
-    if origin in (int, float, str, bool, NoneType) and _is_plain(origin, value):
+    if origin in PLAIN and _is_plain(origin, value):
         return value
     raise ValueError(f"{where} is {_brief(value)}")
 
@@ -130,13 +136,13 @@ def _config(value: dict[str, Any], where: str) -> RunConfig:
 
 def _is_plain(kind: type, value: Any) -> bool:
     """Whether a value is of one of the types that JSON itself has; a whole number is a float as well."""
+    if kind is float and isinstance(value, float):
+        return isfinite(value)
     if kind is str:
         return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
     if kind in (bool, NoneType) or isinstance(value, bool):
         return isinstance(value, kind)
-    if isinstance(value, int):
-        return abs(value) < LARGEST
-    return kind is float and isinstance(value, float) and isfinite(value)
+    return isinstance(value, int) and abs(value) < LARGEST
 
 
 def _brief(value: Any) -> str:
