@@ -10,10 +10,13 @@ from math import isnan
 from holdfast.config import RunConfig
 from holdfast.results import RunResult
 
-__all__ = ["METHODS", "Comparison", "Variant", "comparisons", "method_order", "variants"]
+__all__ = ["APPROXIMATE", "METHODS", "STRICT", "Comparison", "Variant", "comparisons", "method_order", "variants"]
 
-METHODS = ("joint", "sgd", "er", "l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")
-"""The paper's methods in the order in which they are shown: bounds, er, strict regularizers, approximate ones."""
+STRICT = ("l1", "l2", "linf", "mse")
+APPROXIMATE = ("kl", "mi", "simclr", "byol", "dino", "barlow")
+"""The paper's two families of regularizers: those that compare logits one by one, and the others."""
+METHODS = ("joint", "sgd", "er", *STRICT, *APPROXIMATE)
+"""The paper's methods in the order in which they are shown."""
 
 WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
-from holdfast.results.schema import checked
+from holdfast.results.schema import validated
 
 __all__ = ["RunResult", "environment"]
 
@@ -95,7 +95,7 @@ class RunResult:
     @classmethod
     def from_json(cls, values: Any) -> RunResult:
         """The result that `to_json` described, without its tensors; a ValueError for any other values."""
-        found: _ResultFile = checked(_ResultFile, values, "result")
+        found: _ResultFile = validated(_ResultFile, values, "result")
         matrix = _percentages(found.accuracy_matrix, "accuracy_matrix")
         task_matrix = _percentages(found.task_il_matrix, "task_il_matrix")
         untrained = _percentages([found.untrained], "untrained", complete=False)[0]
