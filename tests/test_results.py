@@ -214,6 +214,8 @@ def test_killed_at_any_step_while_replacing_a_result_leaves_one(tmp_path, monkey
 def test_what_was_computed_from_an_old_result_goes_with_it(tmp_path):
     folder = save(result(), tmp_path)
     (folder / "measures.json").write_text('{"mra": 3.0}')
+    (folder / "analysis" / "figures").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path)
     save(replace(result(shift=-3.0), weights={}), tmp_path)
     assert listing(folder) == ["logits.safetensors", "result.json"]
 

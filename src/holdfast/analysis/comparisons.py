@@ -148,9 +148,4 @@ def _setting(name: str, value: object) -> str:
 def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
     """Settings as a sort key: numbers by size, texts by letters, None first."""
     values = [getattr(config, field.name) for field in fields(config)]
-    return [
-        (value is not None, float(value), "")
-        if isinstance(value, int | float)
-        else (value is not None, 0.0, str(value))
-        for value in values
-    ]
+    return [(v is not None, float(v) if isinstance(v, int | float) else 0.0, str(v)) for v in values]
