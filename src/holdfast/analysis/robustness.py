@@ -16,8 +16,7 @@ from torch import Tensor
 
 from holdfast.analysis.calibration import check_labels, check_logits
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
-from holdfast.data.cifar10c import FOLDER
-from holdfast.data.files import map_array
+from holdfast.data.cifar10c import FOLDER, published_array
 from holdfast.errors import DataError, UsageError
 
 __all__ = ["CorruptedImages", "PublishedCorruptions", "Robustness", "mean_robustness", "robustness"]
@@ -241,10 +240,4 @@ class PublishedCorruptions:
         return torch.from_numpy(np.array(stored)).permute(0, 3, 1, 2).contiguous()
 
     def _load(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        file = self.folder / f"{name}.npy"
-        if not file.is_file():
-            raise DataError(f"{file} is missing; the published CIFAR-10-C folder has one .npy file per corruption.")
-        stored = map_array(file)
-        if stored.shape != shape or not np.issubdtype(stored.dtype, np.integer):
-            raise DataError(f"{file} holds {stored.dtype} {stored.shape}, expected integers {shape}; fetch it again.")
-        return stored
+        return published_array(self.folder / f"{name}.npy", shape)
