@@ -123,7 +123,7 @@ class Lean:
         start = f"{self.above} of {self.n} cells lie over the paper, on average by {self.mean:+.{digits}f}"
         if isnan(self.low):
             alone = f"p = {self.sign_p:.2g} by the sign test if cells were independent"
-            return f"{start} ({alone}); they share {len(self.seeds)} seeds, and it takes {FEWEST} to tell"
+            return f"{start} ({alone}); seeds they share: {len(self.seeds)}, and it takes {FEWEST} to tell"
         shared = f"95 % interval {self.low:+.{digits}f} to {self.high:+.{digits}f} over {len(self.seeds)} shared seeds"
         if self.direction == "open":
             return f"{start} ({shared}): the seeds that all methods share can explain it"
