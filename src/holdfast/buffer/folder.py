@@ -158,8 +158,7 @@ class Folder:
         with self._access():
             for file in (self._stamps, *self._files):
                 file.flush()
-            with suppress(OSError):  # not every system can flush a folder
-                flush(self.path, os.O_RDONLY)
+            flush(self.path)
             self._check_place()
         rows = self._row[:count].copy()
         self._referenced[rows] = True
@@ -450,6 +449,5 @@ def _take_possession(path: Path) -> int:
         )
     for scratch in path.glob(".buffer.json*"):  # left by a process that was killed
         scratch.unlink()
-    with suppress(OSError):  # not every system can flush a folder
-        flush(path.parent, os.O_RDONLY)
+    flush(path.parent)
     return handle
