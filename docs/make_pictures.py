@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast import data
-from holdfast.report.figures import STYLE, draw_heatmaps
+from holdfast.report.draw.runs import draw_heatmaps
+from holdfast.report.draw.style import INK, METHODS, STYLE, Style
 from holdfast.report.series import Heatmap
-from holdfast.report.styles import INK, METHODS, Style
 
 FOLDER = Path(__file__).parent / "pictures"
 ANALYSIS = Path(__file__).parents[1] / "results" / "seq-cifar10" / "analysis" / "analysis.json"

@@ -96,7 +96,7 @@ def test_json_is_one_object_and_the_file(analyze: Call, runs: Path, tmp_path: Pa
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures, which take most of the time."""
-    monkeypatch.setattr("holdfast.cli.analyze.write_figures", lambda found, out: [])
+    monkeypatch.setattr("holdfast.cli.analyze.write_analysis_figures", lambda found, out: [])
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -10,8 +10,9 @@ import torch
 from holdfast import bench
 from holdfast.bench import SHAPES, DeviceRate, complete_run, floor_step, made_up, step_operations, steps_per_second
 from holdfast.benchmarks import BENCHMARKS
-from holdfast.cli.bench import _bench_gpu
+from holdfast.cli.bench import _bench_gpu, _beside, _show_rates
 from holdfast.config import RunConfig
+from holdfast.display import output
 from holdfast.testing import check_benchmark
 
 
@@ -53,7 +54,7 @@ def test_rates_are_positive():
 
 def test_what_was_measured_is_shown_when_it_is_stopped(monkeypatch, capsys):
     def rates(benchmark, method):
-        yield DeviceRate(benchmark, method, 1, 500.0, 100.0, 0.2, 50.0, 900.0)
+        yield DeviceRate(benchmark, method, 1, 500.0, 100.0, 500.0, 0.2, 50.0, 900.0)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "device_rates", rates)
@@ -61,6 +62,21 @@ def test_what_was_measured_is_shown_when_it_is_stopped(monkeypatch, capsys):
         _bench_gpu(["seq-cifar10"], as_json=True)
     (rate,) = json.loads(capsys.readouterr().out)["device_rates"]
     assert (rate["benchmark"], rate["method"], rate["steps_per_second"]) == ("seq-cifar10", "er", 500.0)
+
+
+def test_two_runs_at_a_time_are_slower_faster_or_the_same():
+    assert _beside(1000.0, 800.0) == "two runs at a time: 800 steps/s each, 20 % less than one alone (1,000)"
+    assert "1,090 steps/s each, 9 % more than one alone" in _beside(1000.0, 1090.0)
+    assert "as many as one alone" in _beside(1000.0, 1001.0)
+
+
+def test_no_word_is_broken_on_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(output, "_width", 80)
+    _show_rates([DeviceRate("seq-tinyimagenet", "mse", 8, 12345.6, 400.4, 796.0, 0.503, 137.4, 12345.6)], as_json=False)
+    shown = capsys.readouterr().out
+    for word in ("benchmark", "seq-tinyimagenet", "steps/s", "TFLOP/s", "12,346", "50.3", "137.4"):
+        assert word in shown
+    assert "796 to 796 TFLOP/s" in shown
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure the GPU")

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import results
-from holdfast.cli import main
+from holdfast.cli import app, main
 from holdfast.regularizers import REGULARIZERS
 
 QUICK = ["--tasks", "2", "--set", "train_limit=300", "--device", "cpu"]
@@ -71,7 +72,7 @@ def test_the_same_config_gives_the_same_numbers_again(holdfast):
     ("arguments", "code", "says"),
     [
         (["run", "rot-mnist", "msee"], 2, "unknown method 'msee': did you mean 'mse'?"),
-        (["bench", "--device", "cpu", "--only", "seq-cifar10"], 2, "--only chooses among what is measured on a GPU"),
+        (["bench", "--device", "cpu", "--only", "seq-cifar10"], 2, "--only chooses among the benchmarks measured on"),
         (["run", "rot-mnits", "mse"], 2, "unknown benchmark 'rot-mnits': did you mean 'rot-mnist'?"),
         (["run", "rot-mnist", "mse", "--set", "learning_rate=1"], 2, "unknown setting 'learning_rate'"),
         (["run", "rot-mnist", "mse", "--set", "lr"], 2, "'lr' is not of the form key=value"),
@@ -239,6 +240,56 @@ def test_demo_compares_and_draws(holdfast, tmp_path):
         assert method in out
     picture = tmp_path / "holdfast-demo" / "accuracy-over-tasks.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def help_of(*command):
+    env = {**os.environ, "COLUMNS": "80"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast", *command, "--help"], capture_output=True, env=env, text=True
+    )
+    assert shown.returncode == 0
+    return shown.stdout
+
+
+def test_help_is_whole_sentences_and_words_for_people():
+    from click import Context
+    from typer.main import get_command
+
+    command = get_command(app)
+    for name in (None, *command.list_commands(Context(command))):
+        shown = help_of(*([name] if name else []))
+        assert "<list[" not in shown, name
+        commands = shown.partition("Commands:")[2]
+        assert all(line.endswith(".") and not line.endswith("...") for line in commands.split("\n") if line), commands
+
+
+def run_in(folder, *arguments, **env):
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, cwd=folder, env={**os.environ, "COLUMNS": "200", **env}, capture_output=True)
+
+
+def test_a_terminal_without_our_signs_gets_others(tmp_path):
+    results = Path(__file__).parent.parent / "results" / "mnist-360"
+    arguments = ("report", str(results), "--format", "markdown", "--experiment", "table1")
+    done = run_in(tmp_path, *arguments, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert b"55.86 +- 2.19 (3) v" in done.stdout
+    listed = run_in(tmp_path, "list", PYTHONIOENCODING="ascii")
+    assert listed.returncode == 0, listed.stderr
+
+
+def test_names_of_files_cannot_steer_the_terminal(tmp_path):
+    folder = tmp_path / os.fsdecode(b"runs\x1b]0;owned\x07\xff")
+    folder.mkdir()
+    for name in (b"cut\x1b[2J\xfe.json", b"[red]x.json"):
+        (folder / os.fsdecode(name)).write_text("{")
+    for command in ("report", "analyze"):
+        done = run_in(tmp_path, command, folder)
+        assert done.returncode == 1
+        assert b"\x1b" not in done.stdout + done.stderr
+        assert b"Traceback" not in done.stderr
+        assert rb"runs\x1b]0;owned" in done.stderr
+    assert rb"cut\x1b[2J\udcfe.json" in run_in(tmp_path, "report", folder).stderr
 
 
 def test_version(holdfast):

@@ -14,7 +14,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 import holdfast as hf
 from holdfast.monitor import Reading
-from holdfast.report.histories import lines
+from holdfast.report.draw.history import lines
 
 
 class Answers(nn.Module):

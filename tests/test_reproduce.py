@@ -10,6 +10,7 @@ import torch
 from holdfast import results
 from holdfast.cli import main
 from holdfast.cli.screen import SweepScreen
+from holdfast.display import errors
 from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, register
 from holdfast.results import RunResult
 from holdfast.sweep import Event, Rates
@@ -70,16 +71,26 @@ def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
 
 
 def test_marks_order_and_claims(holdfast, tmp_path, small):
-    for config, accuracy in ((tiny(), 31.0), (tiny(method="er"), 40.0), (tiny(method="l1"), 50.0)):
-        results.save(made_up(config, accuracy), tmp_path / "runs")
-    code, out, _ = holdfast("small", "--seeds", "1")
+    for config, accuracy in ((tiny(), 30.5), (tiny(method="er"), 40.0), (tiny(method="l1"), 50.0)):
+        for seed in range(3):
+            results.save(made_up(config.change(seed=seed), accuracy), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--seeds", "3")
     assert code == 0
-    assert "31.00✓" in out
-    assert "40.00✗" in out
-    assert "differs: buffer 20, er, rot-mnist: +20.00, allowed 5.97" in out
-    assert "1 cells agree, 1 differ, 0 have no run" in out
+    assert "30.50±0.00✓" in out
+    assert "40.00±0.00✗" in out
+    assert "differs: buffer 20, er, rot-mnist: the difference lies between +18.77 and +21.23 (90 %), outside ±2" in out
+    assert "1 cells agree, 1 differ, 0 are open, 0 have no run" in out
+    assert "rot-mnist: 2 of 2 cells lie over the paper, on average by +10.25" in out
     assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
+
+
+def test_a_single_run_decides_nothing(holdfast, tmp_path, small):
+    results.save(made_up(tiny(), 31.0), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--seeds", "1", "--only", "method=mse")
+    assert code == 0
+    assert "31.00?" in out
+    assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
 
 
 def test_dry_run(holdfast, tmp_path, small):
@@ -106,7 +117,7 @@ def test_dry_run(holdfast, tmp_path, small):
         (["small", "--engine", "rya"], "unknown engine 'rya': did you mean 'ray'?"),
         (["small", "--address", "host:1"], "--address is for --engine ray"),
         (["small", "--out", "s3://bucket"], "--out can be an address only with --engine ray"),
-        (["small", "--results", "nowhere"], "--results nowhere is no folder"),
+        (["small", "--results", "nowhere"], "--results nowhere is not a folder"),
         (["small", "--seeds", "0"], "Invalid value for '--seeds'"),
     ],
 )
@@ -167,7 +178,7 @@ def test_results_of_another_protocol_are_not_mixed(holdfast, tmp_path, small):
     assert code == 1  # it lies where the run belongs, and is not overwritten
     assert "of protocol 0" in err
     assert "move it away" in err
-    assert "30.00✓" not in out
+    assert "30.00?" not in out
 
 
 def test_robustness_is_measured_once(holdfast, tmp_path, small, monkeypatch):
@@ -213,8 +224,8 @@ def test_screen_on_a_terminal(tmp_path, monkeypatch):
     with screen:
         screen.watch(Event("done", tiny(), 1.0))
         screen.watch(Event("moved", tiny(1), 0.25))
-        with screen._console.capture() as captured:
-            screen._console.print(screen._render())
+        with errors.capture() as captured:
+            errors.print(screen._render())
     text = captured.get()
     assert "1 done, 1 running" in text
     assert "42.00 %" in text

@@ -45,12 +45,12 @@ SHAPES = {
     "seq-cifar100": ((3, 32, 32), 100),
     "seq-tinyimagenet": ((3, 64, 64), 200),
 }
-"""Input shape and number of classes of each benchmark, for data made up on the spot."""
+"""Input shape and number of classes of each benchmark, for random data that stands in for the real one."""
 
 
 @dataclass(frozen=True)
 class CompleteRun:
-    """A complete run beside the bare matrix products of its steps, timed in turns on one machine; times in seconds."""
+    """A complete run and, timed in turns with it, the bare matrix products of its steps: the floor. In seconds."""
 
     steps: int
     seconds: float
@@ -96,13 +96,13 @@ def floor_step(rows: int, repeats: int, sizes: tuple[int, ...] = (784, 100, 100,
             torch.mm(x, weight.t())
         for layer, weight in reversed(list(enumerate(weights))):
             torch.mm(inputs[layer + 1].t(), inputs[layer])
-            if layer:  # nobody needs the gradient of the images
+            if layer:  # the images need no gradient
                 torch.mm(inputs[layer + 1], weight)
     return (time.perf_counter() - began) / repeats
 
 
 def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tasks: int = 20) -> CompleteRun:
-    """A whole rot-mnist run on one thread; the floor is timed after every task, so both see the same machine."""
+    """A whole rot-mnist run on one thread. The floor is timed after every task, so that both meet the same load."""
     torch.set_num_threads(1)
     config = RunConfig.preset("rot-mnist", method, buffer_size=buffer_size, tasks=tasks)
     rows = 2 * config.batch_size + config.replay_size
@@ -130,14 +130,14 @@ def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tas
         floor_seconds=timing["steps"] * sum(floors) / len(floors),
         training=timing["training"],
         evaluation=timing["evaluation"],
-        data=timing["data"] - sum(aside[:-1]),  # the loop was making the next task when it was paused
+        data=timing["data"] - sum(aside[:-1]),  # all pauses but the last fell into the making of a task
         setup=timing["setup"],
         peak_memory_mb=peak_memory_mb(),
     )
 
 
 def peak_memory_mb() -> float:
-    """The most memory this process has held, in MB."""
+    """The most memory this process has used at a time, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
@@ -145,7 +145,7 @@ def peak_memory_mb() -> float:
 def steps_per_second(
     benchmark: str, method: str, *, steps: int = 300, buffer_size: int = 200, device: str = "cpu"
 ) -> float:
-    """Rate of one run's training steps on made-up data, once its buffer is full, on one thread."""
+    """Training steps of one run per second, on random images and one thread, once its buffer is full."""
     torch.set_num_threads(1)
     config = RunConfig.preset(benchmark, method, buffer_size=buffer_size).change(epochs=10_000, tasks=1)
     running = train(config, made_up(config), torch.device(device))
@@ -168,8 +168,10 @@ class DeviceRate:
     """Of all runs together."""
     tflops: float
     """Arithmetic of the networks' forward and backward passes, in 10^12 operations per second."""
+    peak_tflops: float
+    """The same of a large bfloat16 matrix product on this device, measured just before."""
     peak_share: float
-    """`tflops` over the rate of a large bfloat16 matrix product on the same device, 0 to 1."""
+    """`tflops` over `peak_tflops`, 0 to 1."""
     ready_seconds: float
     """From the start of the last run added until all ran at full speed, compilation included."""
     memory_mb: float
@@ -179,13 +181,13 @@ class DeviceRate:
 def device_rates(
     benchmark: str, method: str, sizes: Sequence[int] = (1, 2, 4, 8), *, seconds: float = 3.0, buffer_size: int = 200
 ) -> Iterator[DeviceRate]:
-    """Rates of one run alone and of fleets on a GPU, on data made up on the spot; each is timed for about `seconds`."""
-    prepare_cuda()  # first: counting operations would settle on another folder for compiled code
+    """Rates of one run alone and of fleets on a GPU, on random images; each is timed for about `seconds`."""
+    prepare_cuda()  # must come first: counting operations would choose another folder for compiled code
     device = torch.device("cuda")
     config = RunConfig.preset(benchmark, method, buffer_size=buffer_size).change(epochs=10_000, tasks=1)
     work, peak = step_operations(config), matrix_peak(device)
     data = made_up(config)
-    gc.collect()  # the last measurement's runs hold each other, and their memory would be counted as given back
+    gc.collect()  # runs of the last measurement refer to each other; freed later, they would falsify the memory count
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     members: list[Member] = []
@@ -198,7 +200,8 @@ def device_rates(
         steps = max(20, round(20 * seconds / _timed(members, 20)))
         rate = size * steps / _timed(members, steps)
         memory = (torch.cuda.memory_reserved(device) - before) / size / 1e6
-        yield DeviceRate(benchmark, method, size, rate, rate * work / 1e12, rate * work / peak, ready, memory)
+        flops = rate * work
+        yield DeviceRate(benchmark, method, size, rate, flops / 1e12, peak / 1e12, flops / peak, ready, memory)
 
 
 def _timed(members: list[Member], steps: int) -> float:
@@ -213,7 +216,7 @@ def _timed(members: list[Member], steps: int) -> float:
 
 
 def step_operations(config: RunConfig) -> float:
-    """Floating-point operations of one step's forward and backward pass; backward counts as two forward passes."""
+    """Floating-point operations of one step; the backward pass counts as two forward passes."""
     from torch.utils.flop_counter import FlopCounterMode
 
     shape, classes = SHAPES[config.benchmark]

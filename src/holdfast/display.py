@@ -2,44 +2,129 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.data import reporting
+from holdfast.experiments import Skipped
+from holdfast.report.text import visible
 from holdfast.training import Progress
 
-__all__ = ["RunDisplay", "data_progress", "errors", "output", "table"]
-
-output = Console()
-errors = Console(stderr=True)
+__all__ = [
+    "RunDisplay",
+    "data_progress",
+    "errors",
+    "output",
+    "progress_bars",
+    "replace_unknown_signs",
+    "show_progress",
+    "table",
+    "tell",
+    "tell_skipped",
+]
 
 SHORT = {"current": "new", "replay": "old", "consistency": "drift"}
 """Names of the loss terms that leave room for the rest of the line."""
+REFRESH = 0.1  # seconds between updates of a run's line; an update after every step would cost more than the step
+ASCII = {"±": "+-", "✓": "v", "✗": "x", "–": "-", "−": "-", "·": ".", "…": "...", "◇": "o", "τ": "tau", "→": "->"}
+"""What a terminal that cannot show our signs gets in their place."""
 
-REFRESH = 0.1  # seconds between looks at a run; looking after every step would cost more than the step
+
+class Screen(Console):
+    """A console for which control characters in text are text: a file name cannot steer the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, with the control characters in strings made visible."""
+        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+output = Screen()
+errors = Screen(stderr=True)
+
+
+def tell(text: str, to: Console = errors) -> None:
+    """Print a line of plain text, whatever signs are in it."""
+    to.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def tell_skipped(skipped: Sequence[Skipped], most: int) -> None:
+    """Name the files that were not read as results, at most so many."""
+    for path, reason in skipped[:most]:
+        tell(f"skipped {path}: {reason}")
+    if len(skipped) > most:
+        tell(f"skipped {len(skipped) - most} more files")
+
+
+def replace_unknown_signs() -> None:
+    """From now on, signs that standard output and error cannot encode are replaced, where Python would raise."""
+
+    def replacement(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(ASCII.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("holdfast", replacement)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="holdfast")
+
+
+def progress_bars(*details: ProgressColumn, **options: Any) -> Bars:
+    """Lines on standard error: what, a bar, percent, `details`, time left."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=_bar_width()),
+        TextColumn("{task.percentage:>3.0f}%"),
+        *details,
+        TimeRemainingColumn(),
+    )
+    return Bars(*columns, console=errors, **options)
+
+
+def _bar_width() -> int:
+    return 16 if errors.width >= 100 else 8
+
+
+@contextmanager
+def show_progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
+    """A bar while inside the block; the function handed out moves it one on and names what is done."""
+    with progress_bars(transient=True) as bars:
+        line = bars.add_task(what, total=total)
+        yield lambda name: bars.update(line, advance=1, description=visible(f"{what} {name}"))
+
+
+@contextmanager
+def data_progress() -> Iterator[None]:
+    """Show downloads and decoding of data sets while inside the block."""
+    lines: dict[str, TaskID] = {}
+    with progress_bars(transient=True) as bars:
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in lines:
+                lines[what] = bars.add_task(what, total=total)
+            bars.update(lines[what], completed=done, total=total)
+
+        with reporting(show):
+            yield
 
 
 class RunDisplay:
     """A live line per run: task, epoch, loss terms, steps per second, time left."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=_bar_width()),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[where]}"),
-            TextColumn("[dim]{task.fields[losses]}"),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=errors,
-            disable=quiet,
-        )
+        details = [TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed")]
+        self._bars = progress_bars(*details, disable=quiet)
 
     def __enter__(self) -> RunDisplay:
         self._bars.start()
@@ -65,8 +150,9 @@ class _Line:
     def __call__(self, progress: Progress) -> None:
         now = time.perf_counter()
         if self._before is None:
-            self._before, self._began = progress.step, now  # the first step came with all that is done but once
-            # A head start says nothing about the speed. (Any number will do, whatever the annotation says.)
+            # The clock starts after the first step, which includes preparations that happen only once. A resumed run
+            # starts with steps done, which say nothing about the speed. (A fraction is fine as a count.)
+            self._before, self._began = progress.step, now
             self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
         if now - self._shown < REFRESH and progress.fraction < 1:
             return
@@ -77,41 +163,17 @@ class _Line:
         terms = progress.losses or {}
         speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
         losses = " ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term))
-        # On a narrow terminal, rather leave these out than cut everything short.
+        # A narrow terminal shows fewer details, so that none is cut short.
         room = self._room - len(where)
         speed = speed if len(speed) <= room else ""
         losses = losses if len(losses) <= room - len(speed) else ""
         self._bars.update(self._line, completed=progress.fraction, where=where, losses=losses, speed=speed)
 
 
-def _bar_width() -> int:
-    return 16 if errors.width >= 100 else 8
-
-
-@contextmanager
-def data_progress() -> Iterator[None]:
-    """Show downloads and decoding of data sets while inside the block."""
-    layout = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    lines: dict[str, TaskID] = {}
-    with Bars(*layout, console=errors, transient=True) as bars:
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in lines:
-                lines[what] = bars.add_task(what, total=total)
-            bars.update(lines[what], completed=done, total=total)
-
-        with reporting(show):
-            yield
-
-
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:
     """A table whose first `left` columns are text and the rest numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", min_width=min(len(title), output.width))
+    name = Text(visible(title), "bold")
+    made = Table(title=name, title_justify="left", min_width=min(len(title), output.width))
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")  # addresses stay whole
     for row in rows:
@@ -119,7 +181,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     return made
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return "-" if value != value else f"{value:,.2f}"
-    return "-" if value is None else str(value)
+def _cell(value: object) -> Text:
+    """A number or a text that is shown as it is, without markup."""
+    if value is None or value != value:
+        return Text("-")
+    return Text(f"{value:,.2f}" if isinstance(value, float) else visible(str(value)))

@@ -120,7 +120,9 @@ def _batch(example: Any) -> Any:
     """The example on the CPU with at least two rows: tracing would treat a single row as a fixed size."""
     leaves = nesting.tree_leaves(example)
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
-        raise UsageError("the example must be a batch of inputs: a tensor with one row per sample, or dicts of them.")
+        raise UsageError(
+            "the example must be a batch of inputs: a tensor with one row per sample, or dicts and tuples of them."
+        )
     if len({len(leaf) for leaf in leaves}) > 1 or not len(leaves[0]):
         raise UsageError("all tensors of the example must have the same number of rows, at least one.")
     rows = torch.arange(max(2, len(leaves[0]))) % len(leaves[0])

@@ -184,7 +184,7 @@ class ForgettingMonitor:
 
     def figure(self, title: str = "") -> Figure:
         """The scores over steps, one line per slice; rings mark the readings that gave a warning."""
-        from holdfast.report.histories import draw_history
+        from holdfast.report.draw.history import draw_history
 
         return draw_history(self.rows(), title=title)
 
@@ -210,7 +210,7 @@ class ForgettingMonitor:
         else:
             score, ece = self._grade(name, outputs, part.y)
         best = score if before is None or before.best != before.best else max(before.best, score)
-        # A slice that has dropped must recover half of the drop. NaN fails the comparison and counts as a drop.
+        # A slice that has dropped must recover half of the drop. A score of NaN counts as a drop.
         slack = part.drop / 2 if before is not None and before.dropped else part.drop
         dropped = before is not None and not best - score <= slack
         return Reading(name, self.steps, score, best, ece, dropped)
@@ -262,7 +262,8 @@ def _rows(name: str, x: Any, y: Any) -> int:
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
         raise UsageError(
-            f"slice '{name}': x and y must be tensors with one row per sample, or dicts of them, not {found}."
+            f"slice '{name}': x and y must be tensors with one row per sample, or dicts and tuples of them; "
+            f"not {found}."
         )
     sizes = sorted({len(leaf) for leaf in leaves})
     if len(sizes) != 1 or sizes[0] == 0:

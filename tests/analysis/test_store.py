@@ -16,7 +16,7 @@ from holdfast.analysis.runs import RunAnalysis, analyze_run
 from holdfast.analysis.store import ANALYSIS, read_findings, write_findings
 from holdfast.errors import DataError, HoldfastError
 from holdfast.report import gather, gather_analyses, render_report
-from holdfast.report.analyses import charts
+from holdfast.report.analyses import analysis_charts
 
 from .test_runs import stored
 
@@ -158,7 +158,7 @@ def test_what_can_be_read_can_be_drawn(tmp_path, every):
             continue
         read += 1
         if read % every == 0:
-            for chart in (chart for one in found for chart in charts(one)):
+            for chart in (chart for one in found for chart in analysis_charts(one).values()):
                 chart.draw(title=f"{number}")
     assert refused > 200
     assert read > 5

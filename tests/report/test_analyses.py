@@ -19,10 +19,11 @@ from holdfast.analysis import BENCHMARK_CORRUPTIONS, CORRUPTIONS, Robustness, ca
 from holdfast.analysis.findings import Findings, compare
 from holdfast.analysis.runs import RunAnalysis
 from holdfast.config import RunConfig
-from holdfast.report import analyses
-from holdfast.report.analyses import PLOTS, charts, draw_contact_sheet, save_contact_sheet, write_figures
+from holdfast.report.analyses import analysis_charts, write_analysis_figures
+from holdfast.report.draw.analyses import _spread_over, draw_contact_sheet, save_contact_sheet
 from holdfast.results import RunResult
 
+CHARTS = ("overview", "reliability", "recency", "robustness", "transfer", "tasks")
 METHODS = ("joint", "sgd", "er", "l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")
 
 
@@ -85,9 +86,8 @@ def test_runs_are_compared_within_benchmark_and_buffer() -> None:
 def test_numbers_are_those_of_the_summaries(every_method: Findings) -> None:
     er = next(one for one in every_method.summaries if one.label == "er")
     tables = {
-        plot.name: [dict(zip(numbers.columns, row, strict=True)) for row in numbers.rows]
-        for plot in PLOTS
-        for numbers in [plot.numbers(every_method)]
+        name: [dict(zip(chart.numbers.columns, row, strict=True)) for row in chart.numbers.rows]
+        for name, chart in analysis_charts(every_method).items()
     }
     ours = {name: [row for row in rows if row["method"] == "er"] for name, rows in tables.items()}
     assert er.ece is not None
@@ -107,8 +107,7 @@ def test_numbers_are_those_of_the_summaries(every_method: Findings) -> None:
 
 def test_methods_are_sorted_by_what_a_figure_shows(every_method: Findings) -> None:
     def order(name: str) -> list[str]:
-        plot = next(plot for plot in PLOTS if plot.name == name)
-        return list(dict.fromkeys(str(row[0]) for row in plot.numbers(every_method).rows))
+        return list(dict.fromkeys(str(row[0]) for row in analysis_charts(every_method)[name].numbers.rows))
 
     by_label = {summary.label: summary for summary in every_method.summaries}
     eces = [value.mean for label in order("reliability") if (value := by_label[label].ece)]
@@ -121,7 +120,7 @@ def test_methods_are_sorted_by_what_a_figure_shows(every_method: Findings) -> No
 
 
 def test_every_figure_is_written_with_its_numbers(tmp_path: Path, ten_tasks: Findings) -> None:
-    written = write_figures(ten_tasks, tmp_path)
+    written = write_analysis_figures(ten_tasks, tmp_path)
     assert [path.stem for path in written] == ["overview", "reliability", "recency", "transfer", "tasks"]
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -132,10 +131,10 @@ def test_every_figure_is_written_with_its_numbers(tmp_path: Path, ten_tasks: Fin
 
 
 def test_charts_say_in_words_what_they_show(every_method: Findings) -> None:
-    shown = {chart.title.partition(": ")[2]: chart.alt for chart in charts(every_method)}
-    assert len(shown) == len(PLOTS)
-    assert "ECE in percent: " in shown["reliability"]
-    assert all(chart.draw().get_suptitle() == "" for chart in charts(every_method)[:1])
+    shown = analysis_charts(every_method)
+    assert tuple(shown) == CHARTS
+    assert "ECE in percent: " in shown["reliability"].alt
+    assert shown["overview"].draw().get_suptitle() == ""
 
 
 def boxes(figure: Figure) -> tuple[list[tuple[str, np.ndarray]], np.ndarray]:
@@ -154,14 +153,14 @@ def boxes(figure: Figure) -> tuple[list[tuple[str, np.ndarray]], np.ndarray]:
     return extents, np.array(canvas.get_width_height())
 
 
-@pytest.mark.parametrize("name", [plot.name for plot in PLOTS])
+@pytest.mark.parametrize("name", CHARTS)
 @pytest.mark.parametrize("which", ["every_method", "ten_tasks"])
 def test_no_text_is_clipped_or_overlaps(name: str, which: str, request: pytest.FixtureRequest) -> None:
     found: Findings = request.getfixturevalue(which)
-    plot = next(plot for plot in PLOTS if plot.name == name)
-    if not plot.numbers(found).rows:
+    chart = analysis_charts(found).get(name)
+    if chart is None:
         pytest.skip("not drawn")
-    texts, page = boxes(plot.draw(found, title=f"{found.title}: {plot.title}"))
+    texts, page = boxes(chart.draw(title=chart.title))
     for text, box in texts:
         assert (box >= -1).all(), text
         assert (box <= page + 1).all(), text
@@ -177,15 +176,15 @@ def test_no_text_is_clipped_or_overlaps(name: str, which: str, request: pytest.F
 def test_long_names_are_cut(tmp_path: Path) -> None:
     runs = [analysis("l1", robust=False, lr=lr, alpha=lr) for lr in (0.0123456789, 0.0223456789)]
     (found,) = compare([*runs, analysis("er", robust=False)])
-    for plot in PLOTS[1:3]:
-        texts, page = boxes(plot.draw(found))
+    for name in ("reliability", "recency"):
+        texts, page = boxes(analysis_charts(found)[name].draw())
         assert all((box <= page + 1).all() for _, box in texts)
     assert any("…" in text for text, _ in texts)
 
 
 def test_of_many_tasks_some_are_drawn() -> None:
-    assert analyses._spread_over(4, 10) == [0, 1, 2, 3]
-    chosen = analyses._spread_over(19, 10)
+    assert _spread_over(4, 10) == [0, 1, 2, 3]
+    chosen = _spread_over(19, 10)
     assert (chosen[0], chosen[-1], len(set(chosen))) == (0, 18, 10)
 
 

@@ -7,15 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from holdfast.report.charts import comparison_bars, comparison_charts
-from holdfast.report.figures import accuracy_over_tasks, draw_bars, draw_profiles, save_figure, spread
-from holdfast.report.groups import comparisons
-from holdfast.report.inline import inline_svg
+from holdfast.analysis.comparisons import METHODS as ORDER
+from holdfast.analysis.comparisons import comparisons, method_order
+from holdfast.config import RunConfig
+from holdfast.experiments import EXPERIMENTS, assess
+from holdfast.report.charts import comparison_charts, score_charts, table_charts
+from holdfast.report.draw.canvas import inline_svg, save_figure
+from holdfast.report.draw.runs import draw_dots, draw_lines, spread
+from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_style
 from holdfast.report.numbers import Numbers
-from holdfast.report.series import Bar, Course, Profile
-from holdfast.report.styles import DARK, LIGHT, METHODS, OTHERS, method_order, method_style
+from holdfast.report.series import Line, Score
 
-from .conftest import run
+from .conftest import make, run, square
 
 
 def luminance(color):
@@ -49,6 +52,7 @@ def test_all_text_has_enough_contrast(text, ground):
 
 
 def test_each_method_has_a_look_of_its_own():
+    assert tuple(METHODS) == ORDER
     looks = [(style.dash, style.marker) for style in METHODS.values()]
     colors = [style.color for style in METHODS.values()]
     assert len(set(colors)) == len(METHODS)
@@ -77,7 +81,7 @@ def test_labels_that_do_not_overlap_stay_where_they_are():
 
 
 def test_a_figure_is_saved_with_its_numbers(tmp_path):
-    figure = accuracy_over_tasks(["er", "mse"], [torch.eye(3) * 90, torch.eye(3) * 80], title="a title")
+    figure = draw_lines({"panel": [Line("er", "er", (90.0, 80.0), (1.0, 1.0))]}, {1: "1", 2: "2"}, title="a title")
     path = save_figure(figure, tmp_path / "deep" / "picture", Numbers(("x",), [(1,)]))
     assert path == tmp_path / "deep" / "picture.png"
     assert {file.suffix for file in path.parent.iterdir()} == {".png", ".svg", ".csv", ".json"}
@@ -116,24 +120,64 @@ def drawn(figure):
 def test_no_text_is_clipped_or_overlaps_with_all_methods(tasks, title):
     runs = [run(method, 80 + place / 50, tasks=tasks) for place, method in enumerate(METHODS)]
     (comparison,) = comparisons(runs)
-    for chart in (*comparison_charts(comparison), comparison_bars(comparison)):
+    for chart in (*comparison_charts(comparison), *score_charts(comparison)):
         assert drawn(chart.draw(title=title)) == ([], []), chart.title
 
 
-def test_bars_with_published_numbers_and_missing_ones():
+def test_dots_with_published_numbers_and_missing_ones():
     nan = float("nan")
-    bars = [Bar("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Bar("l2", "l2", nan, nan, 0, 85.0, nan)]
-    figure = draw_bars(bars, title="t")
+    scores = [Score("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Score("l2", "l2", nan, nan, 0, 85.0, nan)]
+    figure = draw_dots({"ours": [score.dot() for score in scores]}, title="t")
     assert drawn(figure) == ([], [])
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == ["80.00 ± 1.00 (3)", "no result yet"]
 
 
-def test_profiles_have_a_panel_for_the_published_only_where_there_is_any():
-    nan = float("nan")
-    ours = Course((1.0, 2.0), (nan, nan))
-    assert len(draw_profiles([Profile("er", "er", ours, (nan, nan))], ["10", "20"]).axes) == 1
-    assert len(draw_profiles([Profile("er", "er", ours, (1.5, nan))], ["10", "20"]).axes) == 2
+def test_dots_do_not_begin_at_zero_and_mark_it_where_it_matters():
+    def panel(*means):
+        return draw_dots({"ours": [Score(str(m), "er", m, 0.1, 3).dot() for m in means]}).axes[0]
+
+    low, high = panel(80.0, 81.0).get_xlim()
+    assert low > 79
+    assert high < 82
+    vertical = [line for line in panel(-1.0, 2.0).get_lines() if list(line.get_xdata()) == [0, 0]]
+    assert len(vertical) == 1
+
+
+def test_one_variant_alone_gets_no_dots():
+    (comparison,) = comparisons([run("er", 80.0), run("er", 81.0, seed=1)])
+    assert score_charts(comparison) == []
+
+
+def test_lines_beyond_the_first_few_are_grey_and_without_a_name():
+    (comparison,) = comparisons([run(method, 80 + place / 50) for place, method in enumerate(METHODS)])
+    figure = comparison_charts(comparison)[0].draw()
+    assert len({text.get_text() for text in figure.axes[0].texts}) == 6
+
+
+def test_the_ink_in_coloured_cells_does_not_change_with_the_theme():
+    (comparison,) = comparisons([run("er", 80.0), run("l2", 20.0)])
+    chart = comparison_charts(comparison)[1]
+    svg = inline_svg(chart.draw(), "fig", chart.alt)
+    numbers = re.findall(r"<text[^>]*style=\"([^\"]*)\"[^>]*>\d+</text>", svg)
+    assert any("#fefefe" in style for style in numbers)
+    assert not any("--paper" in style for style in numbers)
+
+
+def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored):
+    config = RunConfig.preset("seq-cifar10", "er", buffer_size=500)
+    results = []
+    for method in ("er", "l2"):
+        result = make(config.change(method=method), square(60.0, 5))
+        for task in range(5):
+            result.logits[f"logits.{task}"] = torch.eye(10)[2 * task : 2 * task + 2]
+            result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
+        results.append(result)
+    table = assess(EXPERIMENTS["recency"], stored(*results))
+    figure = table_charts(table)[0].draw()
+    assert figure.axes[0].get_xlabel() == "task"
+    assert figure.axes[0].get_ylabel() == "probability"
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == list("12345")
 
 
 def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():

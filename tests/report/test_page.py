@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.report import gather, render_report, write_figures, write_report
 from holdfast.results import save
@@ -103,11 +104,15 @@ def test_the_numbers_are_there(page):
     assert "Accuracy over tasks: toy, buffer 200" in text
     assert "85.50 ± 0.71 (2)" in text
     tiles = {d["text"].strip() for d in parsed.all("dd") if "section" in d["inside"]}
-    assert any(tile.startswith("3 of 4 compared") for tile in tiles)
+    assert any(tile.startswith("1 of 4 compared") for tile in tiles)
 
 
 def test_claims_come_with_their_numbers(page):
-    claims = [item for item in Page(page).all("li") if item.get("class") in ("supported", "refuted", "not-enough-data")]
+    claims = [
+        item
+        for item in Page(page).all("li")
+        if item.get("class") in ("supported", "partly", "refuted", "not-enough-data")
+    ]
     assert len(claims) >= 4
     assert "holds in 2 of 2" in claims[0]["text"]
     assert "l2 62.00, er 52.00" in claims[0]["text"]
@@ -198,7 +203,7 @@ def test_damaged_and_foreign_files_are_named_and_skipped(stored, tmp_path):
         "task_il_matrix.json: damaged: its matrices are not of one shape",
         "untrained.json: damaged: its matrices are not of one shape",
         "accuracy_matrix.json: damaged: accuracy_matrix is no table",
-        "numbers that are no percentages",
+        "accuracy_matrix holds numbers that are no percentages",
     ):
         assert reason in text
 
@@ -269,6 +274,40 @@ def test_a_full_page_leaves_figures_out_and_says_so(stored, monkeypatch):
     parsed = Page(render_report(stored(run("er", 80.0), run("l2", 85.0))))
     assert len(parsed.all("svg")) == 1
     assert "2 more figures are left out" in parsed.all("section", id="other")[0]["text"]
+
+
+def test_runs_outside_the_paper_are_folded_where_there_are_others(page, stored):
+    def folded(text):
+        (start,) = re.findall(r'<section id="other".*?</section>', text, re.DOTALL)
+        return "comparisons</summary>" in start
+
+    assert folded(page)
+    assert not folded(render_report(stored(run("er", 80.0), run("l2", 85.0))))
+
+
+def test_numbers_that_another_table_shows_are_not_shown_again(stored):
+    runs = [
+        make(RunConfig.preset("seq-cifar10", method, buffer_size=500), square(final, 5))
+        for method, final in (("er", 63.0), ("l2", 73.0), ("mse", 74.0))
+    ]
+    parsed = Page(render_report(stored(*runs)))
+    (first,) = parsed.all("section", id="experiment-table1")
+    (again,) = parsed.all("section", id="experiment-task-performance")
+    assert "73.00" in first["text"]
+    assert "73.00" not in again["text"]
+    assert "Its numbers stand in table1 above." in again["text"]
+    assert "Accuracy matrices" in again["text"]
+
+
+def test_methods_without_any_number_have_no_row(stored):
+    runs = [paper_run(method, 60.0, 0, 500, "seq-cifar10") for method in ("er", "l2")]
+    for each in runs:
+        each.logits["logits.0"] = torch.eye(10)
+        each.logits["labels.0"] = torch.arange(10)
+    parsed = Page(render_report(stored(*runs)))
+    (section,) = parsed.all("section", id="experiment-calibration")
+    assert "ECE" in section["text"]
+    assert "no result yet" not in section["text"]
 
 
 @pytest.mark.slow

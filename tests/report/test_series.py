@@ -4,9 +4,19 @@ import math
 import pytest
 import torch
 
-from holdfast.report.groups import comparisons
+from holdfast.analysis.comparisons import comparisons
 from holdfast.report.numbers import Numbers
-from holdfast.report.series import bar_numbers, bars, curve_numbers, curves, heatmap_numbers, heatmaps, mean_over_seen
+from holdfast.report.series import (
+    Line,
+    curve_numbers,
+    curves,
+    heatmap_numbers,
+    heatmaps,
+    highlights,
+    mean_over_seen,
+    score_numbers,
+    scores,
+)
 
 from .conftest import make, run
 
@@ -25,26 +35,26 @@ def test_mean_over_seen_ignores_tasks_to_come():
 
 def test_curves_are_means_and_spreads_over_seeds():
     (comparison,) = comparisons(two_seeds())
-    (line,) = curves(comparison)
-    assert line.seeds == 2
-    assert line.seen.mean == (92.0, 75.0)  # (90 + 94) / 2; ((60 + 80) / 2 + (70 + 90) / 2) / 2
-    assert line.seen.std == pytest.approx((math.sqrt(8), math.sqrt(50)))
-    assert line.first.mean == (92.0, 65.0)
-    assert not line.is_level
+    (seen,), (first,) = curves(comparison)
+    assert seen.seeds == 2
+    assert seen.mean == (92.0, 75.0)  # (90 + 94) / 2; ((60 + 80) / 2 + (70 + 90) / 2) / 2
+    assert seen.std == pytest.approx((math.sqrt(8), math.sqrt(50)))
+    assert first.mean == (92.0, 65.0)
+    assert not seen.is_level
 
 
 def test_joint_training_is_a_level_and_no_heat_map():
     (comparison,) = comparisons([run("joint", 95.0), run("sgd", 20.0)])
-    level, line = curves(comparison)
+    level, line = curves(comparison).seen
     assert level.is_level
-    assert level.seen.mean == (95.0,)
+    assert level.mean == (95.0,)
     assert not line.is_level
     assert [heatmap.label for heatmap in heatmaps(comparison)] == ["sgd"]
 
 
 def test_a_stream_without_tasks_has_no_curves():
     (comparison,) = comparisons([run("er", tasks=1)])
-    assert curves(comparison) == []
+    assert curves(comparison) is None
     assert heatmaps(comparison) == []
 
 
@@ -55,16 +65,24 @@ def test_heat_maps_are_means_over_seeds():
     assert heatmap_numbers([heatmap]).rows == [("er", 1, 1, 92.0, 2), ("er", 2, 1, 65.0, 2), ("er", 2, 2, 85.0, 2)]
 
 
-def test_bars_are_final_accuracies():
-    (bar,) = bars(comparisons(two_seeds())[0])
-    assert (bar.label, bar.mean, bar.seeds) == ("er", 75.0, 2)
-    assert bar.std == pytest.approx(math.sqrt(50))
+def test_scores_are_final_accuracies():
+    (score,) = scores(comparisons(two_seeds())[0])
+    assert (score.label, score.mean, score.seeds) == ("er", 75.0, 2)
+    assert score.std == pytest.approx(math.sqrt(50))
 
 
 def test_one_seed_has_no_spread():
-    (bar,) = bars(comparisons([run("er", 80.0)])[0])
-    assert math.isnan(bar.std)
-    assert bar_numbers([bar]).csv().splitlines()[1] == "er,80,,1,,"
+    (score,) = scores(comparisons([run("er", 80.0)])[0])
+    assert math.isnan(score.std)
+    assert score_numbers([score]).csv().splitlines()[1] == "er,80,,1,,"
+
+
+def test_a_few_lines_stand_out_of_many():
+    lines = [Line(name, name, (value,), ()) for name, value in zip("abcdefgh", range(8), strict=True)]
+    assert highlights(lines[:6]) == set("abcdef")
+    assert highlights([*lines, Line("er", "er", (3.5,), ())]) == {"er", "a", *"hgfe"}
+    unknown = Line("z", "z", (math.nan,), ())
+    assert highlights([*lines, unknown], 2) == {"z", "h"}
 
 
 def test_numbers_behind_curves_are_exported():

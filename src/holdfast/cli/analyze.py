@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from holdfast import __version__, results
@@ -17,82 +15,69 @@ from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SE
 from holdfast.analysis.findings import Findings, compare
 from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
 from holdfast.analysis.store import ANALYSIS, write_findings
-from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
+from holdfast.cli.app import DataRoot, Device, Json, ListCommand, Plugins, app, import_plugins
 from holdfast.data import data_root
-from holdfast.display import data_progress, errors, output, table
+from holdfast.display import data_progress, output, show_progress, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import Stored, add_robustness
-from holdfast.report.analyses import save_contact_sheet, write_figures
+from holdfast.report.analyses import write_analysis_figures
+from holdfast.report.draw.analyses import save_contact_sheet
 from holdfast.training import choose_device
 
 __all__: list[str] = []
 
-MOST_COLUMNS = 10  # tasks a table shows; the figures' numbers have them all
+MOST_COLUMNS = 10  # tasks in a table; the numbers of the figures have them all
 
 
-@app.command("analyze")
+@app.command("analyze", cls=ListCommand)
 def analyze_command(
-    runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.")] = Path("analysis"),
+    runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.", metavar="DIR")] = Path(
+        "analysis"
+    ),
     data: DataRoot = None,
     corruptions: Annotated[
-        bool, typer.Option("--corruptions/--no-corruptions", help="Evaluate the final models on corrupted images.")
+        bool, typer.Option("--corruptions/--no-corruptions", help="Also test the final models on corrupted images.")
     ] = False,
-    extra: Annotated[bool, typer.Option("--extra", help="With --corruptions: the extra four as well.")] = False,
-    severities: Annotated[str, typer.Option(help="Severities of corruption, for instance 1,3,5.")] = "1,2,3,4,5",
+    extra: Annotated[bool, typer.Option("--extra", help="With --corruptions: also the four extra ones.")] = False,
+    severities: Annotated[str, typer.Option(help="Severities of the corruptions, e.g. 1,3,5.")] = "1,2,3,4,5",
     bins: Annotated[int, typer.Option(help="Bins of confidence for calibration.", min=1)] = 15,
-    sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw every corruption of a few images.")] = False,
+    sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw two images with every corruption.")] = False,
     device: Device = "auto",
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Calibration, recency bias, transfer and robustness of finished runs, as tables and figures.
+    """Show whether finished runs can be trusted.
 
-    Nothing is trained again: runs keep their test logits and final weights. Give several runs to compare methods, and
-    several seeds of each for bootstrap intervals. With --corruptions, runs on seq-cifar10 use the published CIFAR-10-C
-    where 'holdfast data cifar10-c' has put it; all others corrupt their own test images, colour or grey ("generated").
+    Calibration, recency bias, transfer and robustness, as tables and figures. Nothing is trained again: a result holds
+    the logits of the test sets and the final weights. Give several runs to compare methods, and several seeds of each
+    for bootstrap intervals. With --corruptions, runs on seq-cifar10 use the published CIFAR-10-C, if 'holdfast data
+    cifar10-c' has fetched it. All other runs are tested on corrupted copies of their own test images.
     """
     import_plugins(plugin)
     levels, target, root = _severities(severities), choose_device(device), data_root(data)
     folders = find_runs(runs)
     results.check_writable(out)
-    analyzed, skipped = _read(folders, bins)
+    analyzed, notes = _read(folders, bins)
     if corruptions:
         names = tuple(CORRUPTIONS) if extra else BENCHMARK_CORRUPTIONS
-        with data_progress():
-            for run in {run.config.benchmark: run for run in analyzed}.values():
-                exam_images(run.config, root)  # fetches what is missing before hours of evaluation
         analyzed = _evaluate(analyzed, root, corruptions=names, severities=levels, device=target)
+    notes += [note for run in analyzed for note in run.notes]
     found = compare(analyzed)
-    figures = [path for one in found for path in write_figures(one, out)]
+    figures = [path for one in found for path in write_analysis_figures(one, out)]
     if sheet:
         figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
-    notes = [*skipped, *(note for run in analyzed for note in run.notes)]
     about = {"holdfast": __version__, "bins": bins, "severities": levels if corruptions else None, "notes": notes}
-    report = write_findings(out / ANALYSIS, found, **about)
+    written = write_findings(out / ANALYSIS, found, **about)
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(written))
     else:
         for one in found:
-            _show(one)
+            for made in _tables(one):
+                output.print(made)
     for note in notes:
-        errors.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
-    errors.print(f"in {out}: analysis.json, figures: {len(figures)}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _read(folders: Sequence[Path], bins: int) -> tuple[list[RunAnalysis], list[str]]:
-    """The runs, and a note for each that cannot be read; raises if there is no other."""
-    analyzed: list[RunAnalysis] = []
-    unread: dict[Path, HoldfastError] = {}
-    with _progress(len(folders), "reading") as advance:
-        for folder in folders:
-            try:
-                analyzed.append(advance(analyze_run(folder, bins=bins), folder.name))
-            except HoldfastError as error:
-                unread[folder] = error
-    if not analyzed:
-        raise next(iter(unread.values()))
-    return analyzed, [f"skipped {folder}: {error}" for folder, error in unread.items()]
+        tell(f"note: {note}")
+    tell(f"in {out}: {ANALYSIS}, figures: {len(figures)}")
 
 
 def _severities(text: str) -> list[int]:
@@ -105,70 +90,63 @@ def _severities(text: str) -> list[int]:
     return levels
 
 
-@contextmanager
-def _progress(total: int, what: str) -> Iterator[Callable[[Any, str], Any]]:
-    """A bar on standard error; the function handed out moves it one on and returns its first argument."""
-    layout = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*layout, console=errors, transient=True) as bars:
-        line = bars.add_task(what, total=total)
-
-        def advance(value: Any, where: str) -> Any:
-            bars.update(line, advance=1, description=f"{what} {where}")
-            return value
-
-        yield advance
+def _read(folders: Sequence[Path], bins: int) -> tuple[list[RunAnalysis], list[str]]:
+    """The runs, and a note for each that cannot be read; raises if none can be."""
+    analyzed: list[RunAnalysis] = []
+    unread: dict[Path, HoldfastError] = {}
+    with show_progress(len(folders), "reading") as advance:
+        for folder in folders:
+            try:
+                analyzed.append(analyze_run(folder, bins=bins))
+            except HoldfastError as error:
+                unread[folder] = error
+            advance(folder.name)
+    if not analyzed:
+        raise next(iter(unread.values()))
+    return analyzed, [f"skipped {folder}: {error}" for folder, error in unread.items()]
 
 
 def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> list[RunAnalysis]:
-    evaluations = len(options["corruptions"]) * len(options["severities"])
-    with _progress(len(analyzed) * evaluations, "corruptions:") as advance:
-        found = with_robustness(analyzed, root, progress=lambda done, total, name: advance(None, name), **options)
+    """The runs with their robustness, which is also stored beside their results."""
+    with data_progress():
+        for run in {run.config.benchmark: run for run in analyzed}.values():
+            exam_images(run.config, root)  # missing data is fetched before hours of evaluation
+    evaluations = len(analyzed) * len(options["corruptions"]) * len(options["severities"])
+    with show_progress(evaluations, "corruptions:") as advance:
+        found = with_robustness(analyzed, root, progress=lambda done, total, name: advance(name), **options)
     for run in found:
-        if run.robustness is not None:  # for reports and experiments
+        if run.robustness is not None:
             add_robustness(Stored(run.result, run.folder / results.RESULT), run.robustness)
     return found
 
 
-def _show(found: Findings) -> None:
-    """The tables of one comparison on standard output."""
-    for made in (_trust(found), *_transfers(found), *_recencies(found), *_robustnesses(found), *_claims(found)):
-        output.print(made)
+def _tables(found: Findings) -> list[Table]:
+    """The tables of one comparison that have rows."""
+    return [_overall(found), *_transfer(found), *_recency(found), *_robustness(found), *_claims(found)]
 
 
-def _trust(found: Findings) -> Table:
-    biased = any(one.recency_gap for one in found.summaries)
-    columns = ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", *(["recency gap"] if biased else []))
-    rows = [
-        (
-            one.label,
-            len(one.seeds),
-            *map(_text, (one.accuracy, one.ece, one.mce)),
-            *([_text(one.recency_gap, 2)] if biased else []),
-        )
-        for one in found.summaries
-    ]
+def _overall(found: Findings) -> Table:
+    numbers = {
+        "accuracy (%)": [_text(one.accuracy) for one in found.summaries],
+        "ECE (%)": [_text(one.ece) for one in found.summaries],
+        "MCE (%)": [_text(one.mce) for one in found.summaries],
+        "recency gap": [_text(one.recency_gap, 2) for one in found.summaries],
+    }
+    shown = {title: column for title, column in numbers.items() if any(column)}
+    rows = [(one.label, len(one.seeds), *values) for one, *values in zip(found.summaries, *shown.values(), strict=True)]
     several = any(len(one.seeds) > 1 for one in found.summaries)
-    return table(found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else ""), columns, rows)
+    title = found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else "")
+    return table(title, ("method", "seeds", *shown), rows)
 
 
-def _transfers(found: Findings) -> list[Table]:
-    rows = [
-        (one.label, *map(_text, (t.forward_transfer, t.backward_transfer, t.forgetting)))
-        for one in found.summaries
-        for t in [one.transfer]
-    ]
+def _transfer(found: Findings) -> list[Table]:
+    shown = [(one.label, one.transfer) for one in found.summaries if one.transfer.forgetting]
+    rows = [(name, *map(_text, (t.forward_transfer, t.backward_transfer, t.forgetting))) for name, t in shown]
     columns = ("method", "forward transfer", "backward transfer", "forgetting")
-    return (
-        [table("Transfer (points)", columns, rows)] if any(one.transfer.forgetting for one in found.summaries) else []
-    )
+    return [table("Transfer (points)", columns, rows)] if rows else []
 
 
-def _recencies(found: Findings) -> list[Table]:
+def _recency(found: Findings) -> list[Table]:
     shown = [(one.label, one.recency) for one in found.summaries if one.recency]
     if not shown or len(shown[0][1].task_probabilities) > MOST_COLUMNS:
         return []
@@ -179,7 +157,7 @@ def _recencies(found: Findings) -> list[Table]:
     ]
 
 
-def _robustnesses(found: Findings) -> list[Table]:
+def _robustness(found: Findings) -> list[Table]:
     shown = [(one, one.robustness) for one in found.summaries if one.robustness]
     if not shown:
         return []
@@ -198,7 +176,7 @@ def _claims(found: Findings) -> list[Table]:
 
 
 def _text(value: Estimate | None, digits: int = 1) -> str | None:
-    """The mean, and below it the bounds with so many digits."""
+    """The mean, and below it the ends of its interval with so many digits."""
     if value is None:
         return None
     if value.low is None or value.high is None:

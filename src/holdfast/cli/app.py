@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 import holdfast
 from holdfast import _startup
-from holdfast.display import errors
+from holdfast.display import errors, replace_unknown_signs
 from holdfast.errors import HoldfastError
 from holdfast.plugins import import_plugins
 
-__all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
+__all__ = ["DataRoot", "Device", "Json", "ListCommand", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
 
 app = typer.Typer(
     help="Networks that keep what they learned: experience replay with consistency regularization.",
@@ -28,12 +30,28 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-DataRoot = Annotated[Path | None, typer.Option("--data", help="Data root; else $HOLDFAST_DATA, else the user's cache.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder of the data sets. Default: $HOLDFAST_DATA, or the user's cache.", metavar="DIR"
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder for results.")]
-Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="Python module that registers things; repeatable.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for results.", metavar="DIR")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Python module to import first; may be repeated.", metavar="MODULE"),
+]
 Seed = Annotated[int, typer.Option(help="Decides everything random.")]
+
+
+class ListCommand(TyperCommand):
+    """A command with a list of arguments; its help leaves out their type, which is Python's and not the reader's."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The text of --help."""
+        return re.sub(r" <list\[\w+\]>", "", super().get_help(ctx))
 
 
 @app.callback(invoke_without_command=True)
@@ -45,6 +63,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 def main() -> None:
     """The `holdfast` command: errors become one sentence and an exit code."""
+    replace_unknown_signs()
     try:
         _startup.started()
         with _flushed():

@@ -12,55 +12,12 @@ import typer
 from holdfast import bench
 from holdfast.cli.app import DataRoot, Device, Json, app
 from holdfast.data import data_root
-from holdfast.display import errors, output, table
+from holdfast.display import errors, output, table, tell
 from holdfast.errors import UsageError
 from holdfast.registry import unknown_name
 from holdfast.training import choose_device
 
 __all__: list[str] = []
-
-
-@app.command("bench")
-def bench_command(
-    device: Device = "auto",
-    data: DataRoot = None,
-    tasks: Annotated[int, typer.Option(help="Tasks of the complete rot-mnist run (CPU).", min=1)] = 20,
-    only: Annotated[list[str] | None, typer.Option(help="Measure only this benchmark (GPU); repeatable.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure this machine: steps per second, against the floor of the bare matrix products."""
-    if choose_device(device).type == "cuda":
-        _bench_gpu(only or [], as_json)
-    elif only:
-        raise UsageError("--only chooses among what is measured on a GPU; leave it out on a CPU.")
-    else:
-        _bench_cpu(data_root(data), tasks, as_json)
-
-
-def _bench_cpu(root: Path, tasks: int, as_json: bool) -> None:
-    with errors.status("a complete rot-mnist mse run beside its bare matrix products ..."):
-        whole = bench.complete_run(root=root, tasks=tasks)
-    with errors.status("steps per second ..."):
-        rates = {m: bench.steps_per_second("rot-mnist", m, steps=1000) for m in ("sgd", "er", "mse", "simclr")}
-    with errors.status("two runs side by side ..."):
-        alone, together = bench.side_by_side()
-    if as_json:
-        beside = {"alone": alone, "two_at_once": together}
-        print(json.dumps({"complete_run": whole.to_json(), "steps_per_second": rates, "side_by_side": beside}))
-        return
-    rows = [
-        ("the bare matrix products of its steps", whole.floor_seconds, 1.0),
-        ("complete run", whole.seconds, whole.ratio),
-        ("  training steps", whole.training, whole.training / whole.floor_seconds),
-        ("  evaluation", whole.evaluation, whole.evaluation / whole.floor_seconds),
-        ("  making the tasks", whole.data, whole.data / whole.floor_seconds),
-        ("  setup", whole.setup, whole.setup / whole.floor_seconds),
-    ]
-    output.print(table(f"rot-mnist mse, {whole.steps:,} steps, one thread", ("", "seconds", "x floor"), rows))
-    output.print(table("steps per second, rot-mnist", ("method", "steps/s"), list(rates.items())))
-    output.print(f"peak memory {whole.peak_memory_mb:,.0f} MB")
-    loss = 100 * (1 - together / alone)
-    output.print(f"two runs at once: {together:,.0f} steps/s each, {loss:.0f} % less than alone")
 
 
 GPU_CASES = (
@@ -70,6 +27,64 @@ GPU_CASES = (
     ("seq-cifar100", "mse"),
     ("seq-tinyimagenet", "mse"),
 )
+CPU_METHODS = ("sgd", "er", "mse", "simclr")
+
+
+@app.command("bench")
+def bench_command(
+    device: Device = "auto",
+    data: DataRoot = None,
+    tasks: Annotated[int, typer.Option(help="Tasks of the complete rot-mnist run (CPU).", min=1)] = 20,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure this benchmark only (GPU); may be repeated.", metavar="BENCHMARK"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the speed of this machine.
+
+    On a CPU: a complete run, compared with the bare matrix products of its steps, and steps per second. On a GPU: steps
+    per second of one run and of several at a time, compared with a large matrix product.
+    """
+    if choose_device(device).type == "cuda":
+        _bench_gpu(only or [], as_json)
+    elif only:
+        raise UsageError("--only chooses among the benchmarks measured on a GPU; leave it out on a CPU.")
+    else:
+        _bench_cpu(data_root(data), tasks, as_json)
+
+
+def _bench_cpu(root: Path, tasks: int, as_json: bool) -> None:
+    with errors.status("a complete rot-mnist mse run, and its bare matrix products ..."):
+        whole = bench.complete_run(root=root, tasks=tasks)
+    with errors.status("steps per second ..."):
+        rates = {method: bench.steps_per_second("rot-mnist", method, steps=1000) for method in CPU_METHODS}
+    with errors.status("two runs at a time ..."):
+        alone, together = bench.side_by_side()
+    if as_json:
+        beside = {"alone": alone, "two_at_once": together}
+        print(json.dumps({"complete_run": whole.to_json(), "steps_per_second": rates, "side_by_side": beside}))
+        return
+    times = {
+        "bare matrix products of its steps": whole.floor_seconds,
+        "complete run": whole.seconds,
+        "  training steps": whole.training,
+        "  evaluation": whole.evaluation,
+        "  making the tasks": whole.data,
+        "  setup": whole.setup,
+    }
+    rows = [(name, seconds, seconds / whole.floor_seconds) for name, seconds in times.items()]
+    output.print(table(f"rot-mnist mse, {whole.steps:,} steps, one thread", ("", "seconds", "x products"), rows))
+    output.print(table("steps per second, rot-mnist", ("method", "steps/s"), list(rates.items())))
+    tell(f"peak memory {whole.peak_memory_mb:,.0f} MB", output)
+    tell(_beside(alone, together), output)
+
+
+def _beside(alone: float, together: float) -> str:
+    """How fast two runs at a time are, in words; the difference may have either sign."""
+    change = round(100 * (together / alone - 1))
+    compared = f"{abs(change)} % {'more' if change > 0 else 'less'} than" if change else "as many as"
+    return f"two runs at a time: {together:,.0f} steps/s each, {compared} one alone ({alone:,.0f})"
 
 
 def _bench_gpu(only: list[str], as_json: bool) -> None:
@@ -81,10 +96,10 @@ def _bench_gpu(only: list[str], as_json: bool) -> None:
     try:
         for benchmark, method in GPU_CASES:
             if not only or benchmark in only:
-                with errors.status(f"{benchmark} {method}: compiling, then alone and in fleets ..."):
+                with errors.status(f"{benchmark} {method}: compiling, then one run and several ..."):
                     for rate in bench.device_rates(benchmark, method):
                         rates.append(rate)
-    finally:  # what has been measured is shown even if the rest fails or somebody has seen enough
+    finally:  # a failure, or Ctrl-C, does not lose the numbers so far
         _show_rates(rates, as_json)
 
 
@@ -92,9 +107,16 @@ def _show_rates(rates: list[bench.DeviceRate], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"device_rates": [asdict(rate) for rate in rates]}))
         return
-    columns = ("benchmark", "method", "runs", "steps/s", "TFLOP/s", "% of peak", "ready (s)", "MB a run")
+    columns = ("benchmark, method", "runs", "steps/s", "TFLOP/s", "% peak", "ready s", "MB/run")
     rows = [
-        (r.benchmark, r.method, r.runs, r.steps_per_second, r.tflops, 100 * r.peak_share, r.ready_seconds, r.memory_mb)
-        for r in rates
+        (
+            *(f"{rate.benchmark} {rate.method}", rate.runs),
+            *(f"{rate.steps_per_second:,.0f}", f"{rate.tflops:,.0f}", f"{100 * rate.peak_share:.1f}"),
+            *(f"{rate.ready_seconds:.1f}", f"{rate.memory_mb:,.0f}"),
+        )
+        for rate in rates
     ]
-    output.print(table("runs together on one GPU", columns, rows, left=2))
+    output.print(table("runs at a time on one GPU", columns, rows))
+    if rates:
+        peaks = [rate.peak_tflops for rate in rates]
+        tell(f"peak: a large bfloat16 matrix product, {min(peaks):,.0f} to {max(peaks):,.0f} TFLOP/s", output)

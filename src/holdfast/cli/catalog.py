@@ -1,4 +1,4 @@
-"""holdfast list and holdfast data: what there is."""
+"""holdfast list and holdfast data: what there is, and where."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS
-from holdfast.cli.app import DataRoot, Plugins, app, import_plugins
+from holdfast.cli.app import DataRoot, ListCommand, Plugins, app, import_plugins
 from holdfast.display import data_progress, output, table
 from holdfast.experiments import EXPERIMENTS
 from holdfast.learners import LEARNERS, method_names
@@ -20,10 +20,10 @@ __all__: list[str] = []
 
 @app.command("list")
 def list_command(
-    what: Annotated[str | None, typer.Argument(help="benchmarks, methods or experiments; all if left out.")] = None,
+    what: Annotated[str | None, typer.Argument(help="benchmarks, methods or experiments. Default: all.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Show what there is."""
+    """Show the benchmarks, methods and experiments there are."""
     import_plugins(plugin)
     kinds = {
         "benchmarks": [(name, BENCHMARKS.describe(name)) for name in BENCHMARKS],
@@ -41,12 +41,14 @@ def _describe(method: str) -> str:
     return LEARNERS.describe(method) if method in LEARNERS else f"er + consistency: {REGULARIZERS.describe(method)}"
 
 
-@app.command("data")
+@app.command("data", cls=ListCommand)
 def data_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets to fetch and verify; none only shows.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets to fetch and verify. Default: none.", metavar="NAME")
+    ] = None,
     data: DataRoot = None,
 ) -> None:
-    """Show where each data set is; fetch and verify those named."""
+    """Show where each data set is, and fetch those named."""
     with data_progress():
         for name in names or []:
             datasets.fetch(name, data)

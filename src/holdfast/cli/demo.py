@@ -9,7 +9,7 @@ import typer
 
 from holdfast import demo, results
 from holdfast.cli.app import Out, Seed, app
-from holdfast.display import RunDisplay, errors, output, table
+from holdfast.display import RunDisplay, output, table, tell
 from holdfast.training import run
 
 __all__: list[str] = []
@@ -22,9 +22,9 @@ def demo_command(
     tasks: Annotated[int, typer.Option(help="Number of tasks.", min=1)] = 10,
     train_limit: Annotated[int, typer.Option(help="Training images per task.", min=1)] = 25_600,
 ) -> None:
-    """Compare four methods on a short stream of turning digits, in about a minute."""
+    """Compare four methods on rotated digits, in a minute."""
     results.check_writable(out)
-    errors.print(f"{tasks} tasks, each MNIST turned by another angle; the network sees each once.", highlight=False)
+    tell(f"{tasks} tasks: MNIST, rotated by another angle in each. The network sees each image once.")
     finished = []
     with RunDisplay() as display:
         for config in demo.configs(tasks=tasks, train_limit=train_limit, seed=seed):
@@ -37,5 +37,6 @@ def demo_command(
     ]
     columns = ("method", "all tasks (%)", "worst task (%)", "forgetting", "steps/s", "seconds")
     output.print(table("Accuracy after the last task", columns, rows))
-    output.print("sgd stores no samples; er replays 200; l2 and mse also keep its answers on them consistent.")
-    output.print(f"picture: {demo.draw(finished, out)}", highlight=False)
+    tell("sgd stores nothing. er stores 200 samples and replays them. l2 and mse also compare the answers", output)
+    tell("to the stored samples with the answers of the past.", output)
+    tell(f"figure: {demo.draw(finished, out)}", output)

@@ -1,4 +1,4 @@
-"""holdfast export: the final model of a run as a file for somewhere else."""
+"""holdfast export: the final model of a run as one file, for use elsewhere."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from holdfast.rng import generator
 
 __all__: list[str] = []
 
-SHOWN = 8  # test images, and as many random ones, on which file and model are compared
+SHOWN = 8  # file and model are compared on so many test images, and on as many random ones
 
 
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A result folder.", metavar="RUN")],
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; by default named after the run.")] = None,
-    format: Annotated[str | None, typer.Option(help="torch or onnx; by default what --out ends with.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write. Default: named after the run.", metavar="FILE")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="torch or onnx. Default: as the file's name ends.")] = None,
     normalization: Annotated[
         bool,
         typer.Option(
             "--with-normalization/--without-normalization",
-            help="With: bytes 0..255 in. Without: floats as the network sees them.",
+            help="With: the model takes bytes 0..255. Without: floats as the network sees them.",
         ),
     ] = True,
     data: DataRoot = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Write the final model of a run as one file, for torch.export or ONNX.
+    """Write the final model of a run as one file.
 
-    Images (batch, channels, height, width) in, logits (batch, classes) out, for batches of any size. The file is read
-    back and its answers compared with the model's before it gets its name.
+    The formats are those of torch.export and ONNX. The model takes images (batch, channels, height, width) in batches
+    of any size and returns logits (batch, classes). Before the file gets its name, it is read back and its answers are
+    compared with those of the model.
     """
     import_plugins(plugin)
     result, weights = results.read(run), results.read_weights(run)

@@ -1,4 +1,4 @@
-"""holdfast report: one page from whatever results are there."""
+"""holdfast report: one page, or tables, from whatever results are there."""
 
 from __future__ import annotations
 
@@ -8,57 +8,54 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.app import app
-from holdfast.display import errors
+from holdfast.cli.app import ListCommand, app
+from holdfast.display import tell, tell_skipped
 from holdfast.errors import HoldfastError
 
 __all__: list[str] = []
 
 NAMED = 10  # skipped files named at the terminal; the page names more
-ANALYZED = 100  # runs whose logits are read unasked, about ten seconds
+ANALYZED = 100  # runs that are analyzed without being asked to, in about ten seconds
 
 
-@app.command("report")
+@app.command("report", cls=ListCommand)
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that hold results.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders that hold results.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="File to write; report.html for html, else standard output.")
+        Path | None,
+        typer.Option("--out", help="File to write. Default: report.html; other formats go to standard output."),
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="html, markdown, latex or csv.")] = "html",
-    experiment: Annotated[str | None, typer.Option(help="Only this experiment; see 'holdfast list'.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Show this experiment only; see 'holdfast list'.")] = None,
     analyses: Annotated[
         bool | None,
         typer.Option(
             "--analyses/--no-analyses",
-            help=f"Calibration and recency, from the logits kept with results; by default of up to {ANALYZED} runs.",
+            help=f"Add calibration and recency, from stored logits. Default: for at most {ANALYZED} runs.",
         ),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also write each figure with its numbers to this folder.")
     ] = None,
 ) -> None:
-    """Make one HTML page, or tables, from whatever results are there."""
+    """Make one HTML page, or tables, from folders of results."""
     from holdfast import report
 
     results = report.gather(folders)
-    for skipped in results.skipped[:NAMED]:
-        errors.print(f"skipped {skipped.path}: {skipped.reason}", highlight=False, markup=False, soft_wrap=True)
-    if len(results.skipped) > NAMED:
-        errors.print(f"skipped {len(results.skipped) - NAMED} more files", highlight=False)
+    tell_skipped(results.skipped, NAMED)
     if not len(results):
         raise HoldfastError(f"no results in {', '.join(map(str, folders))}; 'holdfast run' and 'reproduce' make some.")
     if out is None and format_ != "html":
         sys.stdout.write(report.render_report(results, format_, experiment))
     else:
         if analyses is None:
-            analyses = (count := report.runs_with_logits(results)) <= ANALYZED
+            analyses = (found := report.runs_with_logits(results)) <= ANALYZED
             if not analyses and format_ == "html":
-                errors.print(f"calibration and recency of {count} runs left out; --analyses adds them", highlight=False)
+                tell(f"calibration and recency of {found} runs left out; --analyses adds them")
         kept = report.gather_analyses(folders, results)
-        path = report.write_report(
-            results, out or Path("report.html"), format_, experiment, analyses=analyses, kept=kept
-        )
-        errors.print(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)", highlight=False)
+        path = out or Path("report.html")
+        report.write_report(results, path, format_, experiment, analyses=analyses, kept=kept)
+        tell(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)
-        errors.print(f"{len(drawn)} figures -> {figures}", highlight=False)
+        tell(f"{len(drawn)} figures -> {figures}")

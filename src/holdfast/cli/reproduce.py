@@ -1,14 +1,12 @@
-"""holdfast reproduce: a table or figure of the paper, ours beside the published."""
+"""holdfast reproduce: a table or figure of the paper, our numbers beside the published ones."""
 
 from __future__ import annotations
 
-import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from math import isnan
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -18,12 +16,23 @@ from rich.table import Table as Grid
 from holdfast import experiments
 from holdfast.analysis import CorruptedImages
 from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
-from holdfast.cli.screen import SweepScreen, duration
+from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
-from holdfast.display import errors, output, table
+from holdfast.display import errors, output, table, tell, tell_skipped
 from holdfast.errors import UsageError
-from holdfast.experiments import EXPERIMENTS, ROBUSTNESS, Experiment, Results, Table, Verdict, assess, load_results
+from holdfast.experiments import (
+    EXPERIMENTS,
+    JUDGED,
+    ROBUSTNESS,
+    Experiment,
+    Results,
+    Table,
+    Verdict,
+    assess,
+    load_results,
+)
 from holdfast.registry import unknown_name
+from holdfast.report.text import duration, plus_minus
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.training import choose_device
 
@@ -32,25 +41,37 @@ __all__: list[str] = []
 ENGINES = ("local", "ray")
 NAMED = 5
 """Skipped files and failed runs that are named one by one."""
-STOPPED = 130
+STOPPED = 130  # exit code
 
 
 @app.command("reproduce")
 def reproduce_command(
     name: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="See 'holdfast list experiments'.")],
-    only: Annotated[list[str] | None, typer.Option(help="key=value,...: only cells like this; repeatable.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per cell, seeds 0, 1, ...", min=1)] = len(experiments.SEEDS),
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core.", min=1)] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Choose cells, e.g. method=er,buffer_size=200; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds 0, 1, ...", min=1)] = len(experiments.SEEDS),
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: one per core.", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Ray cluster, host:port; default: one of this machine.")] = None,
-    out: Annotated[str, typer.Option("--out", help="Folder for results; with ray also an address, s3://...")] = "runs",
-    results: Annotated[list[Path] | None, typer.Option(help="Further folders of results to use; repeatable.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to use. Default: a new one on this machine.", metavar="HOST:PORT")
+    ] = None,
+    out: Annotated[
+        str, typer.Option("--out", help="Folder for results. With ray also an address: s3://...", metavar="DIR")
+    ] = "runs",
+    results: Annotated[
+        list[Path] | None, typer.Option(help="A further folder of results to use; may be repeated.", metavar="DIR")
+    ] = None,
     data: DataRoot = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run and how long. Run nothing.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Run what is missing of a table or figure of the paper and show it beside the published numbers."""
+    """Reproduce a table or figure of the paper.
+
+    Runs that have no result yet are carried out. Then the table is shown with the published numbers.
+    """
     import_plugins(plugin)
     experiment = EXPERIMENTS[name].select(only or [])
     if engine not in ENGINES:
@@ -59,14 +80,14 @@ def reproduce_command(
         raise UsageError("--address is for --engine ray.")
     for folder in results or []:
         if not folder.is_dir():
-            raise UsageError(f"--results {folder} is no folder.")
+            raise UsageError(f"--results {folder} is not a folder.")
     configs = experiment.configs(range(seeds))
     with ExitStack() as stack:
         folder, carrier = _places(out, engine, address, jobs, device, stack)
         known = load_results(folder, *(results or []))
-        _name_skipped(known)
+        tell_skipped(known.skipped, NAMED)
         if dry_run:
-            # How many a GPU takes is found out by trying; one at a time is the most it can last.
+            # How many runs a GPU takes is found by trying. One at a time is the longest it can take.
             at_once = jobs or (cores() if choose_device(device).type == "cpu" else 1)
             _forecast(experiment, configs, known, at_once, device)
             return
@@ -76,7 +97,7 @@ def reproduce_command(
         if not summary.interrupted:
             _measure(experiment, known, range(seeds), data, device)
         _show(assess(experiment, known, range(seeds)))
-    _tell(summary)
+    _conclude_sweep(summary)
 
 
 def _places(
@@ -112,7 +133,7 @@ def _run(
     if all(config in known for config in configs):
         return SweepSummary(there=configs)
     rates = Rates(known, device)
-    with _terminable(), SweepScreen(experiment.name, configs, out, known, rates) as screen:
+    with SweepScreen(experiment.name, configs, out, known, rates) as screen:
         return sweep(
             configs,
             out,
@@ -125,22 +146,8 @@ def _run(
         )
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Being asked to end, as batch systems do, is treated like Ctrl-C."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data: Path | None, device: str) -> None:
-    """Robustness takes a pass over the corrupted test sets, once for each run."""
+    """Evaluate the runs whose robustness is asked for and not known yet on corrupted images."""
     cells = [cell for cell in experiment.cells if cell.metric in ROBUSTNESS]
     found = {config: known.get(config) for cell in cells for config in cell.configs(seeds)}
     made = CorruptedImages()
@@ -150,15 +157,8 @@ def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data:
                 experiments.measure_robustness(stored, data=data, device=device, made=made)
 
 
-def _name_skipped(known: Results) -> None:
-    for path, reason in known.skipped[:NAMED]:
-        errors.print(f"skipped {path}: {reason}", highlight=False, markup=False, soft_wrap=True)
-    if len(known.skipped) > NAMED:
-        errors.print(f"and {len(known.skipped) - NAMED} files more that are no results", highlight=False)
-
-
 def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, jobs: int, device: str) -> None:
-    """What would run, what is there, and how long it would take."""
+    """Show what would run, what is there, and how long it would take."""
     rows: list[tuple[object, ...]] = []
     for benchmark in dict.fromkeys(config.benchmark for config in configs):
         wanted = [config for config in configs if config.benchmark == benchmark]
@@ -182,8 +182,8 @@ def _span(missing: list[RunConfig], known: Results, jobs: int, device: str) -> s
 
 
 def _show(made: Table) -> None:
-    """The table block by block, then what agrees, the order, and the claims."""
-    output.print(f"[bold]{made.experiment.title}[/bold] ({made.experiment.source})", highlight=False)
+    """Show the table block by block, then how it agrees with the paper, and the claims."""
+    tell(f"{made.experiment.title} ({made.experiment.source})", output)
     for group in made.groups:
         output.print(_block(made, group))
     if made.derived:
@@ -211,53 +211,46 @@ def _block(made: Table, group: str) -> Grid:
 
 
 def _text(verdict: Verdict | None) -> str:
-    """Ours over the published number; a tick agrees, a cross differs."""
+    """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
     if verdict is None:
         return ""
-    digits = verdict.measure.decimals
-    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]"}.get(verdict.status, " ")
+    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
     short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
-    ours = "-" if verdict.n == 0 else _number(verdict.mean, verdict.std, digits) + short
-    if verdict.published is None:
-        return ours
-    return f"{ours}{mark}\n[dim]{_number(*verdict.published, digits)}[/dim] "
-
-
-def _number(mean: float, std: float | None, digits: int) -> str:
-    return f"{mean:.{digits}f}" + ("" if std is None or isnan(std) else f"±{std:.{digits}f}")
+    write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
+    ours = (write(verdict.mean, verdict.std) or "-") + short
+    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published)}[/dim] "
 
 
 def _conclude(made: Table) -> None:
-    counted = {status: made.count(status) for status in ("agrees", "differs", "missing")}
-    output.print(
-        f"Ours, and below it as published; tau is Kendall's, between our order and theirs. {counted['agrees']} cells "
-        f"agree, {counted['differs']} differ, {counted['missing']} have no run. Agreement: the 95 % interval of the "
-        "difference of means, from both spreads pooled, reaches a difference too small to matter (1 point; 0.02 for "
-        "probabilities).",
-        highlight=False,
+    agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
+    tell(
+        "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
+        f"{agree} cells agree, {differ} differ, {undecided} are open, {missing} have no run. A cell agrees (✓) if the "
+        "90 % interval of the difference of means lies inside ±2 points, or ±0.04 for probabilities. It differs (✗) if "
+        "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
+        output,
     )
     for verdict in made.verdicts:
         if verdict.status == "differs":
             place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
-            digits = verdict.measure.decimals
-            told = f"differs: {place}: {verdict.difference:+.{digits}f}, allowed {verdict.margin:.{digits}f}"
-            output.print(told, highlight=False)
+            tell(f"differs: {place}: {verdict.reason}", output)
+    for lean in made.leans:
+        tell(f"{lean.column}: {lean.reason}", output)
     for claim in experiments.claims(made.verdicts):
         if claim.checks:
-            output.print(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", highlight=False)
+            tell(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", output)
             for where, numbers, _ in claim.exceptions:
-                output.print(f"  except {where}: {numbers}", highlight=False)
+                tell(f"  except {where}: {numbers}", output)
 
 
-def _tell(summary: SweepSummary) -> None:
-    """How the sweep ended, and the exit code for it."""
-    for number, (config, error) in enumerate(summary.failed.items()):
-        if number < NAMED:
-            errors.print(f"failed: {config.title}: {error}", highlight=False, markup=False, soft_wrap=True)
+def _conclude_sweep(summary: SweepSummary) -> None:
+    """Say how the sweep ended, and exit with the code for it."""
+    for config, error in list(summary.failed.items())[:NAMED]:
+        tell(f"failed: {config.title}: {error}")
     parts = [f"{len(summary.done)} runs done", f"{len(summary.there)} were there"]
     parts += [f"{len(summary.failed)} failed (see failed/ in the folder of results)"] if summary.failed else []
     parts += [f"{summary.left} left; the same command continues"] if summary.left else []
-    errors.print(", ".join(parts), highlight=False)
+    tell(", ".join(parts))
     if summary.interrupted:
         raise typer.Exit(STOPPED)
     if summary.failed or summary.left:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from holdfast import checkpoint, results
@@ -20,9 +19,9 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
-from holdfast.display import RunDisplay, data_progress, errors, output, table
+from holdfast.display import RunDisplay, data_progress, output, table, tell
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.learners import method_names
+from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
 from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
@@ -43,11 +42,13 @@ def run_command(
     seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change any setting; may be repeated.", metavar="KEY=VALUE")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
     device: Device = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; by default, what the network prefers.", min=1, max=MOST_THREADS)
+        int | None, typer.Option(help="CPU threads. Default: as many as the network prefers.", min=1, max=MOST_THREADS)
     ] = None,
     data: DataRoot = None,
     out: Out = Path("runs"),
@@ -58,7 +59,7 @@ def run_command(
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; repeatable."),
+        typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; may be repeated.", metavar="WHERE"),
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
@@ -74,10 +75,10 @@ def run_command(
     results.check_writable(out)
     state, found, safe = checkpoint_path(out, config), None if force else results.find(out, config), True
     if found is not None:
-        _say(f"already in {out / config.fingerprint}; --force runs it again")
+        tell(f"already in {out / config.fingerprint}; --force runs it again")
     else:
         if state.exists():
-            _say(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
+            tell(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
@@ -92,9 +93,9 @@ def run_command(
                     every=checkpoint_every,
                 )
         except KeyboardInterrupt as stop:
-            _say(str(stop) or "stopped. Nothing of this run is saved; a run with --resume can be continued.")
+            tell(str(stop) or "stopped. Nothing of this run is saved; a run with --resume can be continued.")
             if resume and state.exists():
-                _say(f"To continue: holdfast {shlex.join(sys.argv[1:])}")
+                tell(f"To continue: holdfast {shlex.join(sys.argv[1:])}")
             raise typer.Exit(130) from None
         safe = _save(found, out)
     if safe:
@@ -112,7 +113,8 @@ def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[s
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:
             raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")
-    config = RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given}).parse(settings)
+    preset = RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given})
+    config = preset.parse(settings, settings_for(preset))
     if "buffer_size" in given and config.buffer_size is None:
         raise UsageError(f"method '{method}' stores no samples: leave out --buffer-size.")
     return config
@@ -121,21 +123,17 @@ def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[s
 def _save(result: results.RunResult, out: Path) -> bool:
     """Save the result in `out`, or else where there is room, and say where; False if it is not in `out`."""
     try:
-        _say(f"saved to {results.save(result, out)}")
+        tell(f"saved to {results.save(result, out)}")
         return True
     except HoldfastError as error:
-        _say(f"error: {error}")
+        tell(f"error: {error}")
     for place in (Path(tempfile.gettempdir()), Path.home()):
         with suppress(HoldfastError, OSError):
             folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place))
-            _say(f"saved to {results.save(result, folder)} instead; move it to {out}")
+            tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
             return False
-    _say("the result could not be saved anywhere; these are its numbers:")
+    tell("the result could not be saved anywhere; these are its numbers:")
     return False
-
-
-def _say(text: str) -> None:
-    errors.print(escape(text), highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The live screen of a sweep, on standard error: done, running, failed, time left, current means."""
+"""The live screen of a sweep, on standard error: done, running, failed, time left, means so far."""
 
 from __future__ import annotations
 
@@ -7,39 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
 from holdfast import results
 from holdfast.config import RunConfig
+from holdfast.display import errors, progress_bars
 from holdfast.errors import HoldfastError
 from holdfast.experiments import Results
+from holdfast.report.text import duration
 from holdfast.sweep import Event, Rates
 
-__all__ = ["SweepScreen", "duration"]
+__all__ = ["SweepScreen"]
 
 SPARE_LINES = 6
-"""Lines of the terminal left free around the means."""
+"""Lines of the terminal that stay free around the means."""
 FIRST_GUESS = 0.02
 """Share of the work that must be done before the time left means anything."""
 
 
-def duration(seconds: float) -> str:
-    """A time for people, to about two digits.
-
-    >>> duration(42), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 class SweepScreen:
-    """Shows a sweep while inside a `with` block; silent where standard error is no terminal."""
+    """Shows a sweep while inside a `with` block; silent where standard error is not a terminal."""
 
     def __init__(self, title: str, configs: Sequence[RunConfig], out: Path, known: Results, rates: Rates) -> None:
         self._title, self._out = title, out
@@ -48,14 +39,14 @@ class SweepScreen:
         usual = fmean(guesses) if guesses else 1.0
         self._work = {config: rates.seconds(config) or usual for config in self._todo}
         self._running: dict[RunConfig, float] = {}
+        self._bars, self._lines = progress_bars(), dict[RunConfig, TaskID]()
         self._ended: set[RunConfig] = set()
         self._failed = 0
         self._means: dict[tuple[str, str, int | None], list[float]] = {}
         self._began = time.monotonic()
-        self._console = Console(stderr=True)
         self._live: Live | None = None
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, get_renderable=self._render, transient=True)
+        if errors.is_terminal:
+            self._live = Live(console=errors, get_renderable=self._render, transient=True)
 
     def __enter__(self) -> SweepScreen:
         if self._live:
@@ -69,9 +60,13 @@ class SweepScreen:
     def watch(self, event: Event) -> None:
         """Take in what happened."""
         if event.kind in ("started", "moved"):
+            if event.config not in self._running:
+                self._lines[event.config] = self._bars.add_task(event.config.title, total=1.0)
             self._running[event.config] = event.fraction
+            self._bars.update(self._lines[event.config], completed=event.fraction)
             return
-        self._running.pop(event.config, None)
+        if self._running.pop(event.config, None) is not None:
+            self._bars.remove_task(self._lines.pop(event.config))
         self._ended.add(event.config)
         if event.kind == "failed":
             self._failed += 1
@@ -82,13 +77,13 @@ class SweepScreen:
         try:
             result = results.find(self._out, config)
         except HoldfastError:
-            return  # The screen only looks; what cannot be read is told at the end.
+            return  # the screen only looks; files that cannot be read are named at the end
         if result is not None:
             key = (config.benchmark, config.method, config.buffer_size)
             self._means.setdefault(key, []).append(result.accuracy)
 
     def time_left(self) -> float | None:
-        """Seconds to go at the pace so far; None while there is none to speak of."""
+        """Seconds to go at the pace so far; None until enough is done to tell."""
         total = sum(self._work.values())
         done = sum(self._work.get(config, 0.0) for config in self._ended)
         done += sum(self._work.get(config, 0.0) * fraction for config, fraction in self._running.items())
@@ -105,14 +100,12 @@ class SweepScreen:
         return f"{done} done, {len(self._running)} running, {self._failed} failed, {waiting} waiting{pace}"
 
     def _render(self) -> Group:
-        lines = Table.grid(padding=(0, 1))
-        for config, fraction in self._running.items():
-            lines.add_row(config.title, ProgressBar(1.0, fraction, width=16), f"{100 * fraction:.0f}%")
-        return Group(Text(f"{self._title}: {self.headline()}", style="bold"), lines, self._mean_lines())
+        headline = Text(f"{self._title}: {self.headline()}", style="bold")
+        return Group(headline, self._bars.get_renderable(), self._mean_lines())
 
     def _mean_lines(self) -> Table:
         """The mean accuracies so far, the latest if there is no room for all."""
-        room = self._console.height - len(self._running) - SPARE_LINES
+        room = errors.height - len(self._running) - SPARE_LINES
         lines = Table.grid(padding=(0, 2))
         for (benchmark, method, buffer_size), values in list(self._means.items())[-max(1, room) :]:
             buffer = "" if buffer_size is None else str(buffer_size)

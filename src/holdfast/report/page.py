@@ -6,28 +6,46 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+import torch
+
+from holdfast.analysis.claims import Claim
+from holdfast.analysis.comparisons import Comparison, comparisons
 from holdfast.analysis.findings import Findings
-from holdfast.experiments import Experiment, Results, Table, claims
-from holdfast.report.analyses import charts as analysis_charts
-from holdfast.report.charts import Chart, comparison_bars, comparison_charts, matrix_charts, table_charts
-from holdfast.report.groups import Comparison, comparisons, slug
-from holdfast.report.inline import inline_svg
+from holdfast.config import RunConfig
+from holdfast.experiments import JUDGED, Experiment, Results, Table, claims
+from holdfast.report.analyses import analysis_charts
+from holdfast.report.charts import Chart, comparison_charts, matrix_charts, score_charts, table_charts
+from holdfast.report.draw.canvas import inline_svg
+from holdfast.report.draw.style import DARK, LIGHT, theme_colors
 from holdfast.report.numbers import Numbers
-from holdfast.report.styles import DARK, LIGHT, theme_colors
-from holdfast.report.tables import cell_numbers, column_title
-from holdfast.report.views import Block, claim_view, comparison_block, places, run_numbers, table_blocks
-from holdfast.results import RunResult
+from holdfast.report.runs import COLUMNS, by_benchmark, run_numbers
+from holdfast.report.tables import (
+    Block,
+    blocks,
+    cell_numbers,
+    column_title,
+    comparison_block,
+    derived_blocks,
+    filled_groups,
+)
+from holdfast.report.text import count, duration, slug
+from holdfast.results import RunResult, environment
 
 __all__ = ["html_page"]
 
 FIGURES_BUDGET = 2_800_000
 """Bytes of figures with their numbers; the page as a whole stays below 5 MB."""
+THIRD, HALF = 400, 640
+"""Units up to which figures stand three or two in a row."""
 MOST_SKIPPED = 200
 """Skipped files named on the page."""
+
+
+Number = tuple[RunConfig, str]
+"""A measure of a config over all its seeds."""
 
 
 class Picture(NamedTuple):
@@ -37,9 +55,13 @@ class Picture(NamedTuple):
     title: str
     svg: Any
     numbers: Numbers
-    wide: bool
     units: int
-    """How wide it is, in the units of its own letters."""
+    """Its width in units of its own letters, which are 10 units high."""
+
+    @property
+    def size(self) -> str:
+        """The share of the page's width that it takes."""
+        return "third" if self.units <= THIRD else "half" if self.units <= HALF else "wide"
 
 
 @dataclass
@@ -53,66 +75,52 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Section:
-    """An experiment, or the runs that belong to none."""
+    """An experiment, an analysis, or the runs that belong to none."""
 
     id: str
     name: str
     title: str
     about: str
-    blocks: list[Block]
-    numbers: Numbers | None
     figures: Pictures
-    notes: tuple[str, ...] = ()
+    blocks: Sequence[Block] = ()
+    numbers: Numbers | None = None
+    notes: Sequence[str] = ()
+    folded: bool = False
+    """Whether the page shows it on demand only."""
 
 
-class Tile(NamedTuple):
-    """A number of the summary."""
-
-    what: str
-    value: str
-    of: str = ""
-
-
-def html_page(
-    results: Results, tables: Sequence[Table], analyses: Sequence[Findings] = (), *, title: str = "Holdfast report"
-) -> str:
-    """The page, complete in one file. `tables` are the experiments to show; other runs follow in their own section.
-
-    Everything that comes from files is escaped, and only the page's own script may run in it.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Findings], *, title: str) -> str:
+    """The page as text. `tables` are the experiments to show, those without results included; so are `analyses`."""
+    import jinja2
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("holdfast.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    script = _template("report.js")
     filled = [table for table in tables if table.count("missing") < len(table.verdicts)]
     runs = [stored.result for stored in results]
+    found = claims(v for table in filled for v in table.verdicts) if filled else []
     gallery = _Gallery()
-    return environment.get_template("report.html").render(
+    script = _template("report.js")
+    template = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(_template("report.html"))
+    return template.render(
         title=title,
         subtitle=_subtitle(runs),
-        version=_version(),
+        version=environment(torch.device("cpu"))["holdfast"],
         css=Markup(_template("report.css")),
         light=Markup(_variables(LIGHT, dark=False)),
         dark=Markup(_variables(DARK, dark=True)),
         script=Markup(script),
         script_hash="sha256-" + b64encode(sha256(script.encode()).digest()).decode(),
-        tiles=_tiles(results, tables, filled),
-        tables=filled,
-        overview=_overview(tables) if filled else [],
-        claims=[claim_view(claim) for claim in claims(v for table in filled for v in table.verdicts)] if filled else [],
+        tiles=_tiles(results, tables, filled, found),
+        tables=tables if filled else [],
+        claims=found,
         sections=[
             *_experiment_sections(filled, gallery),
             *_other_sections(runs, filled, gallery),
             *_analysis_sections(analyses, gallery),
         ],
-        runs=places(runs),
+        runs=by_benchmark(runs),
+        run_columns=COLUMNS,
         run_numbers=run_numbers(runs),
         cell_numbers=cell_numbers(filled),
         skipped=results.skipped[:MOST_SKIPPED],
@@ -128,8 +136,8 @@ class _Gallery:
         self._ids: set[str] = set()
         self._drawn: list[set[str]] = []
 
-    def hang(self, charts: Iterable[Chart]) -> Pictures:
-        """The charts as pictures."""
+    def draw(self, charts: Iterable[Chart]) -> Pictures:
+        """The charts as pictures, folded ones last."""
         from markupsafe import Markup
 
         pictures = Pictures()
@@ -141,8 +149,7 @@ class _Gallery:
             figure = chart.draw()
             svg = inline_svg(figure, name, chart.alt)
             self._bytes += len(svg.encode()) + len(chart.numbers.data_uri())
-            inches = figure.get_figwidth()
-            picture = Picture(name, chart.title, Markup(svg), chart.numbers, inches > 8, round(72 * inches))
+            picture = Picture(name, chart.title, Markup(svg), chart.numbers, round(72 * figure.get_figwidth()))
             (pictures.folded if chart.folded else pictures.shown).append(picture)
         return pictures
 
@@ -167,21 +174,33 @@ class _Gallery:
 
 def _experiment_sections(tables: Sequence[Table], gallery: _Gallery) -> list[Section]:
     sections = []
+    shown: dict[Number, str] = {}  # by the experiment that shows it first
     for table in tables:
-        experiment = table.experiment
-        runs = _unique(stored.result for verdict in table.verdicts for stored in verdict.stored)
+        experiment, groups = table.experiment, filled_groups(table)
+        new = [group for group in groups if not _numbers(table, group) <= shown.keys()]
+        others = {shown[number] for group in set(groups).difference(new) for number in _numbers(table, group)}
+        repeated = f" Its numbers stand in {' and '.join(sorted(others))} above." if others else ""
+        runs = {stored.config: stored.result for verdict in table.verdicts for stored in verdict.stored}
+        charts = [*table_charts(table, new), *_run_charts(experiment, comparisons(runs.values()), gallery)]
+        for group in new:
+            shown = dict.fromkeys(_numbers(table, group), experiment.name) | shown
         sections.append(
             Section(
                 id=f"experiment-{experiment.name}",
                 name=experiment.name,
                 title=experiment.title,
-                about=f"{experiment.source}. {experiment.shows}{_absent(table)}",
-                blocks=table_blocks(table),
+                about=f"{experiment.source}. {experiment.shows}{_absent(table)}{repeated}",
+                figures=gallery.draw(charts),
+                blocks=[*blocks(table, new), *derived_blocks(table)],
                 numbers=cell_numbers([table]),
-                figures=gallery.hang([*table_charts(table), *_run_charts(experiment, comparisons(runs), gallery)]),
             )
         )
     return sections
+
+
+def _numbers(table: Table, group: str) -> set[Number]:
+    """The numbers with results in a block, to find blocks that repeat others."""
+    return {(v.cell.config, v.cell.metric) for v in table.verdicts if v.cell.group == group and v.n}
 
 
 def _run_charts(experiment: Experiment, found: Sequence[Comparison], gallery: _Gallery) -> list[Chart]:
@@ -197,39 +216,43 @@ def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery:
     others = comparisons(run for run in runs if run.config not in used)
     if not others:
         return []
-    charts = [chart for other in others for chart in (comparison_bars(other), *comparison_charts(other))]
-    about = "Runs that belong to none of the experiments above, for instance a demo or settings of one's own."
-    blocks = [comparison_block(other) for other in others]
-    title = "Other runs" if tables else "Results"
-    return [Section("other", title, title, about if tables else "", blocks, None, gallery.hang(charts))]
+    return [
+        Section(
+            id="other",
+            name="Other runs" if tables else "Results",
+            title="Other runs" if tables else "Results",
+            about="Runs that belong to none of the experiments above: a demo, or your own settings." if tables else "",
+            figures=gallery.draw(chart for one in others for chart in (*score_charts(one), *comparison_charts(one))),
+            blocks=[comparison_block(other) for other in others],
+            folded=bool(tables),
+        )
+    ]
 
 
 def _analysis_sections(analyses: Sequence[Findings], gallery: _Gallery) -> list[Section]:
     """What the logits say beyond accuracy, a section per comparison."""
-    names = unique_names([found.title for found in analyses])
+    names = _unique_names([found.title for found in analyses])
     return [
         Section(
             id=f"analyses-{slug(name)}",
             name=f"Analyses: {name}",
             title=f"Can it be trusted? {name}",
             about=_about(found),
-            blocks=[],
-            numbers=None,
-            figures=gallery.hang(analysis_charts(found)),
-            notes=tuple(f"{claim.statement}: {claim.outcome} ({claim.detail})" for claim in found.claims),
+            figures=gallery.draw(analysis_charts(found).values()),
+            notes=[f"{claim.statement}: {claim.outcome} ({claim.detail})" for claim in found.claims],
         )
         for name, found in zip(names, analyses, strict=True)
     ]
 
 
 def _about(found: Findings) -> str:
-    seeds = sorted({len(summary.seeds) for summary in found.summaries})
-    count = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' * (seeds[0] != 1)}"
+    least, most = (pick(len(summary.seeds) for summary in found.summaries) for pick in (min, max))
+    seeds = count(most, "seed") if least == most else f"{least} to {most} seeds"
     robust = ", robustness to corrupted images" if any(summary.robustness for summary in found.summaries) else ""
-    return f"Calibration, recency and transfer{robust}, of the final models; {count} a method."
+    return f"Calibration, recency and transfer{robust}, of the final models; {seeds} a method."
 
 
-def unique_names(names: Sequence[str]) -> list[str]:
+def _unique_names(names: Sequence[str]) -> list[str]:
     """The names, numbered where one comes again."""
     return [f"{name} ({n})" if (n := names[: at + 1].count(name)) > 1 else name for at, name in enumerate(names)]
 
@@ -242,49 +265,27 @@ def _absent(table: Table) -> str:
 
 
 def _subtitle(runs: Sequence[RunResult]) -> str:
-    benchmarks = sorted({run.config.benchmark for run in runs})
-    return f"{len(runs)} result{'' if len(runs) == 1 else 's'} on {', '.join(benchmarks)}" if runs else "No results"
+    return f"{count(len(runs), 'result')} on {', '.join(sorted({run.config.benchmark for run in runs}))}"
 
 
-def _tiles(results: Results, tables: Sequence[Table], filled: Sequence[Table]) -> list[Tile]:
-    agree, differ = (sum(table.count(status) for table in filled) for status in ("agrees", "differs"))
-    tiles = [Tile("results", f"{len(results):,}", f"{len({s.config.change(seed=0) for s in results}):,} configs")]
-    if filled:
-        outcomes = [claim.outcome for claim in claims(v for table in filled for v in table.verdicts)]
-        tiles += [
-            Tile("experiments covered", str(len(filled)), f"of {len(tables)}"),
-            Tile("cells that agree with the paper", f"{agree:,}", f"of {agree + differ:,} compared"),
-            Tile("cells that differ", f"{differ:,}"),
-            Tile("claims supported", str(outcomes.count("supported")), f"of {len(outcomes)}"),
-        ]
-    seconds = sum(stored.result.seconds for stored in results)
-    tiles.append(Tile("compute", _duration(seconds)))
-    return [*tiles, Tile("files skipped", str(len(results.skipped)))] if results.skipped else tiles
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 3600:
-        return f"{seconds / 3600:,.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
-
-
-def _overview(tables: Sequence[Table]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"experiment-{table.experiment.name}",
-            "name": table.experiment.name,
-            "title": table.experiment.title,
-            "cells": len(table.verdicts),
-            "filled": len(table.verdicts) - table.count("missing"),
-            "agree": table.count("agrees"),
-            "differ": table.count("differs"),
-        }
-        for table in tables
+def _tiles(
+    results: Results, tables: Sequence[Table], filled: Sequence[Table], found: Sequence[Claim]
+) -> list[tuple[str, str, str]]:
+    """The numbers of the summary: what, how many, of how many."""
+    tiles = [
+        ("results", f"{len(results):,}", count(len({stored.config.change(seed=0) for stored in results}), "config"))
     ]
-
-
-def _unique(runs: Iterable[RunResult]) -> list[RunResult]:
-    return list({run.config: run for run in runs}.values())
+    if filled:
+        agree, differ, undecided = (sum(table.count(status) for table in filled) for status in JUDGED)
+        tiles += [
+            ("experiments covered", str(len(filled)), f"of {len(tables)}"),
+            ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),
+            ("cells that differ", f"{differ:,}", ""),
+            ("cells still open", f"{undecided:,}", ""),
+            ("claims that always hold", str(sum(claim.holds for claim in found)), f"of {len(found)}"),
+        ]
+    tiles.append(("compute", duration(sum(stored.result.seconds for stored in results)), ""))
+    return [*tiles, ("files skipped", f"{len(results.skipped):,}", "")] if results.skipped else tiles
 
 
 def _variables(colors: dict[str, str], *, dark: bool) -> str:
@@ -295,10 +296,3 @@ def _variables(colors: dict[str, str], *, dark: bool) -> str:
 
 def _template(name: str) -> str:
     return files("holdfast.report").joinpath("templates", name).read_text("utf-8")
-
-
-def _version() -> str:
-    try:
-        return version("holdfast")
-    except PackageNotFoundError:
-        return "(source tree)"

@@ -1,58 +1,71 @@
-"""The numbers behind the figures, computed apart from drawing."""
+"""The numbers of figures about runs and tables, computed apart from drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan, nan
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.report.groups import Comparison, Variant, mean_std
+from holdfast.analysis.comparisons import Comparison, Variant
+from holdfast.experiments import Verdict
+from holdfast.metrics import mean_std
 from holdfast.report.numbers import Numbers
+from holdfast.report.text import plus_minus
 
 __all__ = [
-    "Bar",
-    "Course",
-    "Curve",
+    "Curves",
+    "Dot",
     "Heatmap",
-    "Profile",
-    "bar_numbers",
-    "bars",
+    "Line",
+    "Score",
     "curve_numbers",
     "curves",
     "heatmap_numbers",
     "heatmaps",
+    "highlights",
     "mean_over_seen",
     "profile_numbers",
+    "profiles",
+    "score_numbers",
+    "scores",
 ]
 
-
-@dataclass(frozen=True)
-class Course:
-    """A number after each task: mean and standard deviation over seeds, in percent; NaN where there is none."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+MOST_NAMED = 6
+"""Lines that a reader can follow in one figure."""
+REFERENCE = "er"
+"""The method all others are compared with."""
 
 
 @dataclass(frozen=True)
-class Curve:
-    """How one variant fared over the tasks."""
+class Line:
+    """A number at each place of an axis: mean and standard deviation over seeds, NaN where there is none.
+
+    A line with a single number is a level to compare with: a method that trains on all tasks at once.
+    """
 
     label: str
     method: str
-    seeds: int
-    seen: Course
-    """Mean accuracy over the tasks seen so far, after each task."""
-    first: Course
-    """Accuracy on the first task, after each task."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    seeds: int = 0
 
     @property
     def is_level(self) -> bool:
-        """Trained on everything at once: one number, drawn as a level to compare with."""
-        return len(self.seen.mean) == 1
+        """Whether this is one number for the whole axis."""
+        return len(self.mean) == 1
+
+
+class Curves(NamedTuple):
+    """Accuracy after each task in percent, a line per variant."""
+
+    seen: list[Line]
+    """Mean over the tasks seen so far."""
+    first: list[Line]
+    """On the first task."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +79,44 @@ class Heatmap:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A number of ours over seeds, and the published one; NaN where there is none."""
+class Dot:
+    """A number with the ends of an interval, and a published one to compare with; NaN where there is none."""
+
+    label: str
+    method: str
+    mean: float
+    low: float = nan
+    high: float = nan
+    text: str = ""
+    """The number in words, shown beside it."""
+    published: float = nan
+    published_std: float = nan
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number over seeds, and the published one; NaN where there is none."""
 
     label: str
     method: str
     mean: float
     std: float
     seeds: int
-    published: float = float("nan")
-    published_std: float = float("nan")
+    published: float = nan
+    published_std: float = nan
 
+    @classmethod
+    def of(cls, verdict: Verdict) -> Score:
+        """The score of a cell of a table."""
+        mean, std = (verdict.published.mean, verdict.published.std) if verdict.published else (nan, nan)
+        config, row = verdict.cell.config, verdict.cell.row
+        return cls(row, config.method, verdict.mean, verdict.std, verdict.n, mean, nan if std is None else std)
 
-@dataclass(frozen=True)
-class Profile:
-    """One line over the places of an ordered axis: ours over seeds, and as published; NaN where there is none."""
-
-    label: str
-    method: str
-    ours: Course
-    published: tuple[float, ...]
+    def dot(self, decimals: int = 2) -> Dot:
+        """The score as a dot; its interval is the standard deviation to either side."""
+        text = plus_minus(self.mean, self.std, self.seeds, decimals=decimals) or "no result yet"
+        ends = self.mean - self.std, self.mean + self.std
+        return Dot(self.label, self.method, self.mean, *ends, text, self.published, self.published_std)
 
 
 def mean_over_seen(matrix: Tensor) -> Tensor:
@@ -93,10 +124,18 @@ def mean_over_seen(matrix: Tensor) -> Tensor:
     return torch.stack([row[: stage + 1].mean() for stage, row in enumerate(matrix)])
 
 
-def curves(comparison: Comparison) -> list[Curve]:
-    """One curve per variant; none if nothing in the comparison has more than one stage."""
-    made = [_curve(variant) for variant in comparison.variants]
-    return made if any(not curve.is_level for curve in made) else []
+def curves(comparison: Comparison) -> Curves | None:
+    """A line per variant; None if no variant was trained in more than one stage."""
+    seen, first = [], []
+    for variant in comparison.variants:
+        stack = _matrices(variant)
+        if stack.shape[1] == stack.shape[2]:
+            courses = torch.stack([mean_over_seen(matrix) for matrix in stack]), stack[:, :, 0]
+        else:
+            courses = stack[:, -1:].mean(dim=2), stack[:, -1:, 0]
+        seen.append(_line(variant, courses[0]))
+        first.append(_line(variant, courses[1]))
+    return None if all(line.is_level for line in seen) else Curves(seen, first)
 
 
 def heatmaps(comparison: Comparison) -> list[Heatmap]:
@@ -109,31 +148,46 @@ def heatmaps(comparison: Comparison) -> list[Heatmap]:
     ]
 
 
-def bars(comparison: Comparison, metric: str = "accuracy") -> list[Bar]:
-    """A metric of each variant over its seeds, without the published numbers."""
-    made = []
-    for variant in comparison.variants:
-        values = variant.values(metric)
-        mean, std = mean_std(values)
-        made.append(Bar(variant.label, variant.method, mean, std, len(values)))
-    return [bar for bar in made if not isnan(bar.mean)]
+def scores(comparison: Comparison, metric: str = "accuracy") -> list[Score]:
+    """A metric of each variant that has it, over its seeds."""
+    found = [(variant, variant.values(metric)) for variant in comparison.variants]
+    return [Score(variant.label, variant.method, *mean_std(values), len(values)) for variant, values in found if values]
 
 
-def curve_numbers(lines: Sequence[Curve]) -> Numbers:
-    """The curves as rows: one per line and task."""
+def profiles(rows: Sequence[tuple[str, Sequence[Verdict | None]]]) -> tuple[list[Line], list[Line]]:
+    """A line per row of cells, ours and as published; a place without a cell is NaN."""
+    ours, published = [], []
+    for label, verdicts in rows:
+        method = next((v.cell.config.method for v in verdicts if v is not None), label)
+        cells = [Score.of(v) if v is not None else Score(label, method, nan, nan, 0) for v in verdicts]
+        ours.append(Line(label, method, tuple(cell.mean for cell in cells), tuple(cell.std for cell in cells)))
+        theirs = tuple(cell.published for cell in cells), tuple(cell.published_std for cell in cells)
+        published.append(Line(label, method, *theirs))
+    return ours, published
+
+
+def highlights(lines: Sequence[Line], most: int = MOST_NAMED) -> set[str]:
+    """Labels of the lines that stand out: all of a few, else er, the line that ends lowest, and the highest ones."""
+    if len(lines) <= most:
+        return {line.label for line in lines}
+    order = sorted(lines, key=lambda line: -inf if isnan(line.mean[-1]) else line.mean[-1], reverse=True)
+    first = [line for line in order if line.method == REFERENCE][:1]
+    return {line.label for line in list(dict.fromkeys([*first, order[-1], *order]))[:most]}
+
+
+def curve_numbers(found: Curves) -> Numbers:
+    """A row per line and task."""
     columns = ("line", "after_task", "seen_tasks_mean", "seen_tasks_std", "first_task_mean", "first_task_std", "seeds")
     rows = [
-        (line.label, None if line.is_level else stage, *numbers, line.seeds)
-        for line in lines
-        for stage, numbers in enumerate(
-            zip(line.seen.mean, line.seen.std, line.first.mean, line.first.std, strict=True), start=1
-        )
+        (seen.label, None if seen.is_level else stage, *numbers, seen.seeds)
+        for seen, first in zip(*found, strict=True)
+        for stage, numbers in enumerate(zip(seen.mean, seen.std, first.mean, first.std, strict=True), start=1)
     ]
     return Numbers(columns, rows)
 
 
 def heatmap_numbers(maps: Sequence[Heatmap]) -> Numbers:
-    """The matrices as rows: one per variant, stage and task."""
+    """A row per variant, stage and task."""
     rows = [
         (heatmap.label, stage, task, value, heatmap.seeds)
         for heatmap in maps
@@ -144,18 +198,18 @@ def heatmap_numbers(maps: Sequence[Heatmap]) -> Numbers:
     return Numbers(("line", "after_task", "on_task", "accuracy_mean", "seeds"), rows)
 
 
-def bar_numbers(given: Sequence[Bar]) -> Numbers:
-    """The bars as rows."""
-    rows = [(bar.label, bar.mean, bar.std, bar.seeds, bar.published, bar.published_std) for bar in given]
+def score_numbers(given: Sequence[Score]) -> Numbers:
+    """A row per score."""
+    rows = [(one.label, one.mean, one.std, one.seeds, one.published, one.published_std) for one in given]
     return Numbers(("line", "mean", "std", "seeds", "published_mean", "published_std"), rows)
 
 
-def profile_numbers(given: Sequence[Profile], places: Sequence[str]) -> Numbers:
-    """The profiles as rows: one per line and place."""
+def profile_numbers(ours: Sequence[Line], published: Sequence[Line], places: Sequence[str]) -> Numbers:
+    """A row per line and place."""
     rows = [
-        (profile.label, *values)
-        for profile in given
-        for values in zip(places, profile.ours.mean, profile.ours.std, profile.published, strict=True)
+        (line.label, *values)
+        for line, theirs in zip(ours, published, strict=True)
+        for values in zip(places, line.mean, line.std, theirs.mean, strict=True)
     ]
     return Numbers(("line", "at", "mean", "std", "published_mean"), rows)
 
@@ -166,16 +220,8 @@ def _matrices(variant: Variant) -> Tensor:
     return torch.stack([result.matrix for result in variant.results if result.matrix.shape == shape])
 
 
-def _curve(variant: Variant) -> Curve:
-    stack = _matrices(variant)
-    if stack.shape[1] == stack.shape[2]:
-        seen, first = torch.stack([mean_over_seen(matrix) for matrix in stack]), stack[:, :, 0]
-    else:
-        seen, first = stack[:, -1:].mean(dim=2), stack[:, -1:, 0]
-    return Curve(variant.label, variant.method, len(stack), _course(seen), _course(first))
-
-
-def _course(values: Tensor) -> Course:
+def _line(variant: Variant, values: Tensor) -> Line:
     """(seeds, stages) -> mean and standard deviation after each stage."""
     pairs = [mean_std(column) for column in values.T.tolist()]
-    return Course(tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs))
+    means, stds = tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)
+    return Line(variant.label, variant.method, means, stds, len(values))

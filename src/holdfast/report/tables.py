@@ -1,69 +1,105 @@
-"""An experiment's cells as tables: ours as mean ± std (n) beside the published, as Markdown, LaTeX or CSV."""
+"""Tables for people: cells as text, the blocks of an experiment, and their Markdown and LaTeX."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isnan
 
-from holdfast.experiments import EXPERIMENTS, MEASURES, Experiment, Published, Results, Table, Verdict, assess
+from holdfast.analysis.comparisons import Comparison
+from holdfast.experiments import EXPERIMENTS, JUDGED, MEASURES, Experiment, Results, Table, Verdict, assess
+from holdfast.metrics import mean_std
+from holdfast.report import text
 from holdfast.report.numbers import Numbers
 
 __all__ = [
-    "MARKS",
+    "Block",
+    "CellText",
+    "blocks",
     "cell_numbers",
     "column_title",
+    "comparison_block",
+    "derived_blocks",
     "filled_columns",
     "filled_groups",
     "latex_table",
     "markdown_table",
-    "ours_text",
-    "published_text",
     "render",
 ]
 
-MARKS = {"agrees": "✓", "differs": "✗", "missing": "–", "unpublished": "·"}
-"""A sign for each standing, so that none depends on colour."""
+MARKS = {"agrees": "✓", "differs": "✗", "open": "?", "missing": "–", "unpublished": "·"}
+"""A sign for each status, so that none depends on colour."""
+NOTES = {
+    "agrees": "agrees with the paper",
+    "differs": "differs from the paper",
+    "open": "neither agrees nor differs",
+    "unpublished": "not in the paper",
+}
+METRICS = {
+    "accuracy": "accuracy (%)",
+    "task_il_accuracy": "Task-IL accuracy (%)",
+    "forward_transfer": "forward transfer (points)",
+    "backward_transfer": "backward transfer (points)",
+    "forgetting": "forgetting (points)",
+}
+"""The numbers of every run, with their titles."""
 
 
-def markdown_table(experiment: Experiment | str, results: Results) -> str:
-    """A table per block of the experiment: each column of ours with the published one beside it.
+@dataclass(frozen=True)
+class CellText:
+    """One cell: ours, the published number, and how they compare. Empty where there is nothing to say."""
 
-    Blocks and columns without any result are left out; ✓ agrees with the paper by the rule of the verdicts, ✗ does
-    not.
-    """
-    return _markdown(assess(_experiment(experiment), results))
+    value: str = ""
+    """The number to sort by."""
+    ours: str = ""
+    published: str = ""
+    status: str = ""
+    note: str = ""
+    """The status in words."""
 
-
-def latex_table(experiment: Experiment | str, results: Results) -> str:
-    """The same as `tabular` environments for the booktabs package."""
-    return _latex(assess(_experiment(experiment), results))
-
-
-def render(table: Table, format: str) -> str:
-    """A table as `markdown`, `latex` or `csv`."""
-    if format == "csv":
-        return cell_numbers([table]).csv()
-    return _markdown(table) if format == "markdown" else _latex(table)
+    @property
+    def mark(self) -> str:
+        """The sign of the status."""
+        return MARKS.get(self.status, "")
 
 
-def cell_numbers(tables: Sequence[Table]) -> Numbers:
-    """Every cell that has a number, ours or published, in a row of its own."""
-    columns = (
-        "experiment",
-        "group",
-        "row",
-        "column",
-        "metric",
-        "mean",
-        "std",
-        "n",
-        "published_mean",
-        "published_std",
-        "difference",
-        "margin",
-        "status",
-    )
-    return Numbers(columns, [_cell_row(table, verdict) for table in tables for verdict in table.verdicts])
+@dataclass(frozen=True)
+class Block:
+    """A table: rows with a name, and a cell for each column."""
+
+    title: str
+    label: str
+    """The title with its context, for those who meet it alone."""
+    columns: list[str]
+    rows: list[tuple[str, list[CellText]]]
+    corner: str = "method"
+    footer: tuple[str, ...] = ()
+    """Kendall's tau of each column and the number of rows behind it."""
+
+
+def blocks(table: Table, groups: Sequence[str] | None = None) -> list[Block]:
+    """The blocks of an experiment that have results, or these `groups` of them."""
+    return [_block(table, group) for group in (filled_groups(table) if groups is None else groups)]
+
+
+def derived_blocks(table: Table) -> list[Block]:
+    """What an experiment computes from its means, if it does."""
+    if not table.derived:
+        return []
+    names = dict.fromkeys(row for column in table.derived.values() for row in column)
+    rows = [(name, [_number(column.get(name), "+.2f") for column in table.derived.values()]) for name in names]
+    return [Block("computed from the means", f"{table.experiment.title}, computed", list(table.derived), rows)]
+
+
+def comparison_block(comparison: Comparison) -> Block:
+    """The metrics of runs that belong to no experiment."""
+    metrics = [name for name in METRICS if any(variant.values(name) for variant in comparison.variants)]
+    rows = []
+    for variant in comparison.variants:
+        found = [(*mean_std(values), len(values)) for values in map(variant.values, metrics)]
+        cells = [CellText(f"{mean:.6f}", text.plus_minus(mean, std, n)) if n else CellText() for mean, std, n in found]
+        rows.append((variant.label, cells))
+    return Block(comparison.title, comparison.title, [METRICS[name] for name in metrics], rows)
 
 
 def filled_groups(table: Table) -> list[str]:
@@ -82,135 +118,105 @@ def column_title(column: str) -> str:
     return MEASURES[column].label if column in MEASURES else column
 
 
-def ours_text(verdict: Verdict) -> str:
-    """Mean ± std (n), as many decimals as the measure deserves; empty without a result."""
-    if not verdict.n:
-        return ""
-    decimals = verdict.measure.decimals
-    spread = "" if isnan(verdict.std) else f" ± {verdict.std:.{decimals}f}"
-    return f"{verdict.mean:.{decimals}f}{spread} ({verdict.n})"
+def cell_numbers(tables: Sequence[Table]) -> Numbers:
+    """Every cell in a row of its own."""
+    place = ("experiment", "group", "row", "column", "metric")
+    numbers = ("mean", "std", "n", "published_mean", "published_std", "difference", "low", "high", "status", "reason")
+    rows = []
+    for table in tables:
+        for v in table.verdicts:
+            cell, published = v.cell, v.published or (None, None)
+            where = (table.experiment.name, cell.group, cell.row, cell.column, cell.metric)
+            rows.append((*where, v.mean, v.std, v.n, *published, v.difference, *v.interval, v.status, v.reason))
+    return Numbers((*place, *numbers), rows)
 
 
-def published_text(published: Published | None, decimals: int) -> str:
-    """Mean ± std as printed; empty where the paper has none."""
-    if published is None:
-        return ""
-    spread = "" if published.std is None else f" ± {published.std:.{decimals}f}"
-    return f"{published.mean:.{decimals}f}{spread}"
+def markdown_table(experiment: Experiment | str, results: Results) -> str:
+    """A table per block of the experiment: each column of ours with the published one beside it.
+
+    Blocks and columns without any result are left out. ✓ agrees with the paper by the rule of the verdicts,
+    ✗ differs, ? is open.
+    """
+    return render(assess(EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment, results), "markdown")
 
 
-def _experiment(given: Experiment | str) -> Experiment:
-    return EXPERIMENTS[given] if isinstance(given, str) else given
+def latex_table(experiment: Experiment | str, results: Results) -> str:
+    """The same as `tabular` environments for the booktabs package."""
+    return render(assess(EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment, results), "latex")
 
 
-def _cell_row(table: Table, verdict: Verdict) -> tuple[str | int | float | None, ...]:
-    cell, published = verdict.cell, verdict.published
-    return (
-        table.experiment.name,
-        cell.group,
-        cell.row,
-        cell.column,
-        cell.metric,
-        verdict.mean,
-        verdict.std,
-        verdict.n,
-        published.mean if published else None,
-        published.std if published else None,
-        verdict.difference,
-        verdict.margin,
-        verdict.status,
+def render(table: Table, format: str) -> str:
+    """The blocks of a table as `markdown` or `latex`."""
+    made = [_markdown(block) if format == "markdown" else _latex(block) for block in blocks(table)]
+    comment = "" if format == "markdown" else "% "
+    return "\n".join(made) or f"{comment}No result of {table.experiment.name} yet.\n"
+
+
+def _block(table: Table, group: str) -> Block:
+    columns = filled_columns(table, group)
+    ranks = {rank.column: rank for rank in table.ranks if rank.group == group and rank.n > 2 and not isnan(rank.tau)}
+    footer = tuple(f"{ranks[column].tau:.2f} ({ranks[column].n})" if column in ranks else "" for column in columns)
+    are_methods = all(v.cell.row == v.cell.config.method for v in table.verdicts if v.cell.group == group)
+    rows = [(name, [_cell(table.at(group, name, column)) for column in columns]) for name in table.rows(group)]
+    return Block(
+        title=group,
+        label=f"{table.experiment.title}, {group}",
+        columns=[column_title(column) for column in columns],
+        rows=[(name, cells) for name, cells in rows if any(cell.ours or cell.published for cell in cells)],
+        corner="method" if are_methods else "setting",
+        footer=footer if any(footer) else (),
     )
 
 
-def _grid(table: Table, group: str) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows of a block; a column of ours is followed by the published one where there is any."""
-    columns = filled_columns(table, group)
-    printed = [
-        column
-        for column in columns
-        if any((v := table.at(group, row, column)) is not None and v.published for row in table.rows(group))
-    ]
-    heading = [""]
-    for column in columns:
-        heading += [column_title(column), "published"] if column in printed else [column_title(column)]
-    rows = []
-    for name in table.rows(group):
-        row = [name]
-        for column in columns:
-            row += _pair(table.at(group, name, column), paired=column in printed)
-        rows.append(row)
-    return heading, rows
-
-
-def _pair(verdict: Verdict | None, *, paired: bool) -> list[str]:
+def _cell(verdict: Verdict | None) -> CellText:
     if verdict is None:
-        return ["", ""] if paired else [""]
-    mark = "" if verdict.agrees is None else f" {MARKS[verdict.status]}"
-    ours = (ours_text(verdict) or MARKS["missing"]) + mark
-    return [ours, published_text(verdict.published, verdict.measure.decimals)] if paired else [ours]
+        return CellText()
+    digits, note = verdict.measure.decimals, NOTES.get(verdict.status, "")
+    if verdict.status in JUDGED:
+        note += f": {verdict.reason}"
+    return CellText(
+        value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
+        ours=text.plus_minus(verdict.mean, verdict.std, verdict.n, decimals=digits),
+        published=text.plus_minus(*verdict.published, decimals=digits) if verdict.published else "",
+        status=verdict.status,
+        note=note,
+    )
 
 
-def _markdown(table: Table) -> str:
-    blocks = []
-    for group in filled_groups(table):
-        heading, rows = _grid(table, group)
-        lines = [_markdown_row(heading), "|---|" + "---:|" * (len(heading) - 1), *map(_markdown_row, rows)]
-        blocks.append(f"**{_plain_markdown(group)}**\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(blocks) or f"No result of {table.experiment.name} yet.\n"
+def _number(value: float | None, format: str) -> CellText:
+    return CellText() if value is None or isnan(value) else CellText(f"{value:.6f}", f"{value:{format}}")
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_plain_markdown(cell) for cell in cells) + " |"
+def _grid(block: Block) -> list[list[str]]:
+    """Heading and rows as text; a column of ours is followed by the published one where there is any."""
+    printed = [any(cells[place].published for _, cells in block.rows) for place in range(len(block.columns))]
+    heading = [""]
+    for column, paired in zip(block.columns, printed, strict=True):
+        heading += [column, "published"] if paired else [column]
+    rows = []
+    for name, cells in block.rows:
+        row = [name]
+        for cell, paired in zip(cells, printed, strict=True):
+            mark = f" {cell.mark}" if cell.status in JUDGED else ""
+            ours = f"{cell.ours}{mark}" if cell.ours else cell.mark
+            row += [ours, cell.published] if paired else [ours]
+        rows.append(row)
+    return [heading, *rows]
 
 
-def _plain_markdown(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    for sign in ("\\", "|", "*", "_", "`", "[", "<"):
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+def _markdown(block: Block) -> str:
+    lines = ["| " + " | ".join(map(text.markdown, row)) + " |" for row in _grid(block)]
+    rule = "|---|" + "---:|" * (len(_grid(block)[0]) - 1)
+    return "\n".join([f"**{text.markdown(block.title)}**\n", lines[0], rule, *lines[1:]]) + "\n"
 
 
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "✓": r"$\checkmark$",
-    "✗": r"$\times$",
-    "≈": r"$\approx$",
-    "–": "--",
-}
-
-
-def _latex(table: Table) -> str:
-    blocks = []
-    for group in filled_groups(table):
-        heading, rows = _grid(table, group)
-        body = [" & ".join(_plain_latex(cell) for cell in row) + r" \\" for row in (heading, *rows)]
-        blocks.append(
-            "\n".join(
-                [
-                    f"% {_plain_latex(table.experiment.title)}: {_plain_latex(group)}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(heading) - 1)}}}",
-                    r"\toprule",
-                    body[0],
-                    r"\midrule",
-                    *body[1:],
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                ]
-            )
-            + "\n"
-        )
-    return "\n".join(blocks) or f"% No result of {_plain_latex(table.experiment.name)} yet.\n"
-
-
-def _plain_latex(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split()))
+def _latex(block: Block) -> str:
+    grid = _grid(block)
+    heading, *rows = (" & ".join(map(text.latex, row)) + r" \\" for row in grid)
+    lines = [
+        f"% {text.latex(block.label)}",
+        rf"\begin{{tabular}}{{l{'r' * (len(grid[0]) - 1)}}}",
+        *(r"\toprule", heading, r"\midrule", *rows, r"\bottomrule"),
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"

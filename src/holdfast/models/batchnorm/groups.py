@@ -38,8 +38,6 @@ class _Groups:
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
         """Empty outside of grouped passes: everything is one minibatch."""
-        self.rows = 0
-        """The sum of the sizes."""
         self.strayed = False
         """Whether a BatchNorm was given another number of rows, which cannot be assigned to minibatches."""
 
@@ -74,7 +72,7 @@ class GroupedBatchNorm(_BatchNorm):
         if len(sizes) < 2 or not self.separates:
             return super().forward(input)
         self.calls += 1
-        if input.shape[0] != self.groups.rows:
+        if input.shape[0] != sum(sizes):
             self.groups.strayed = True
             return super().forward(input)  # any output will do: `GroupedForward` repeats the pass
         if not self.own_forward and self._equal(input):
@@ -100,7 +98,9 @@ class GroupedBatchNorm(_BatchNorm):
             input, self.weight, self.bias, groups=groups, eps=self.eps, relu=relu, shortcut=shortcut
         )
         if self.track_running_stats:
-            fused.update_running(statistics, self, count=input.numel() // statistics[0].numel())
+            count = input.numel() // statistics[0].numel()
+            running = (self.running_mean, self.running_var, self.num_batches_tracked)
+            fused.update_running(statistics, *running, self.momentum, count / (count - 1))
         return out
 
     def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
@@ -277,7 +277,7 @@ class GroupedForward:
         for norm in self.grouped:
             norm.calls = 0
         for groups in self.groups:
-            groups.sizes, groups.rows, groups.strayed = tuple(sizes), sum(sizes), False
+            groups.sizes, groups.strayed = tuple(sizes), False
         try:
             return list(torch.split(network(x), list(sizes)))
         finally:

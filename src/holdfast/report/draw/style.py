@@ -1,15 +1,29 @@
-"""How each method looks: colour in the light and the dark theme, dash and marker. Never colour alone.
+"""How figures look: a colour, dash and marker for each method, the two themes, the letters.
 
-Neutrals for the baselines, blues and greens for the strict regularizers, warm colours for the approximate ones. Each
-colour is legible as text (a contrast of at least 4.5 to 1) on the background of its theme.
+Neutral colours for the baselines, blues and greens for the strict regularizers, warm colours for the approximate ones.
+Each colour can be read as text (a contrast of at least 4.5 to 1) on the background of its theme. Colour never stands
+alone: dash and marker differ as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-__all__ = ["DARK", "INK", "LIGHT", "METHODS", "VARIANTS", "Style", "method_order", "method_style", "theme_colors"]
+__all__ = [
+    "COLORMAP",
+    "DARK",
+    "INK",
+    "LIGHT",
+    "METHODS",
+    "STYLE",
+    "VARIANTS",
+    "Style",
+    "looks",
+    "method_style",
+    "theme_colors",
+]
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,12 @@ class Style:
     dark: str
     dash: str = "-"
     marker: str = "o"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The look of a line, as matplotlib's options."""
+        shape = {"linestyle": self.dash, "marker": self.marker, "markersize": 4.5, "linewidth": 1.6}
+        return {"color": self.color, **shape}
 
 
 METHODS: dict[str, Style] = {
@@ -46,7 +66,7 @@ OTHERS = (
     Style("#70449c", "#c3a1e8", "-", "D"),
     Style("#a03358", "#f09ab4", "-", "v"),
 )
-"""For methods from outside, in turn."""
+"""For methods that are not the paper's, in turn."""
 
 VARIANTS = tuple(style for style in METHODS.values() if style.dash == "-")
 """For variants of one method, in turn."""
@@ -86,19 +106,58 @@ DARK = {
     "open-bg": "#262b34",
 }
 
-
-def method_order(methods: Iterable[str]) -> list[str]:
-    """The methods without repetition: the paper's in its order, then the others by name."""
-    found = set(methods)
-    return [*(name for name in METHODS if name in found), *sorted(found - METHODS.keys())]
+COLORMAP = "cividis"  # keeps its order in grey and for colour-blind readers
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "text.color": INK["ink"],
+    "text.parse_math": False,  # names come from files: a dollar sign is a dollar sign
+    "axes.edgecolor": INK["muted"],
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK["ink"],
+    "axes.titlecolor": INK["ink"],
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # a fixed place is faster than the search for a free one
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": INK["grid"],
+    "xtick.color": INK["muted"],
+    "ytick.color": INK["muted"],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "holdfast",  # the same figure is the same file
+}
+"""Settings of matplotlib for every figure."""
 
 
 def method_style(method: str, others: Iterable[str] = ()) -> Style:
-    """The look of a method; one from outside gets the next free look among the `others` drawn with it."""
+    """The look of a method. One that is not the paper's gets the next free look among the `others` in the figure."""
     if method in METHODS:
         return METHODS[method]
     strangers = sorted({method, *others} - METHODS.keys())
     return OTHERS[strangers.index(method) % len(OTHERS)]
+
+
+class Named(Protocol):
+    """Something in a figure: it has a label and belongs to a method."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+
+
+def looks(items: Sequence[Named], *, variants_differ: bool = True) -> dict[str, Style]:
+    """The look of each item by its label; variants of one method get looks of their own, unless told otherwise."""
+    methods = [item.method for item in items]
+    found = {}
+    for item in items:
+        namesakes = [other.label for other in items if other.method == item.method]
+        variant = VARIANTS[namesakes.index(item.label) % len(VARIANTS)]
+        found[item.label] = variant if variants_differ and len(namesakes) > 1 else method_style(item.method, methods)
+    return found
 
 
 def theme_colors() -> dict[str, tuple[str, str, str]]:

@@ -1,6 +1,5 @@
-from holdfast.report.groups import MOST, comparisons, variants
-
-from .conftest import run
+from holdfast.analysis.comparisons import MOST, comparisons, variants
+from report.conftest import run
 
 
 def test_variants_gather_seeds_and_keep_the_papers_order():

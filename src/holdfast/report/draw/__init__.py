@@ -1,0 +1,1 @@
+"""Figures: each drawer gets finished numbers and returns a matplotlib figure."""

@@ -1,0 +1,239 @@
+"""Figures of the analyses: reliability, recency, robustness, each task over time, and the corruptions themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from holdfast.analysis import CATEGORIES, CORRUPTIONS, SEVERITIES, Calibration, Estimate, contact_sheet
+from holdfast.analysis.findings import Summary
+from holdfast.errors import HoldfastError
+from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
+from holdfast.report.draw.runs import draw_cells, plot_line, task_ticks
+from holdfast.report.draw.style import INK, Style, looks
+from holdfast.report.text import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "draw_contact_sheet",
+    "draw_recency",
+    "draw_reliability",
+    "draw_robustness",
+    "draw_tasks",
+    "save_contact_sheet",
+]
+
+LONGEST = 22  # characters of a name in a figure
+MOST_PANELS = 10  # tasks drawn one by one; of more tasks, as many are chosen
+
+
+def draw_reliability(found: Sequence[tuple[Summary, Calibration, float]], *, title: str = "") -> Figure:
+    """Reliability diagrams side by side, with the ECE in percent; below each, where its confidences lie."""
+    across = per_row(len(found), 5)
+    styles = _looks([summary for summary, _, _ in found])
+    width, height = across * 2.15 + 0.65, ceil(len(found) / across) * 2.95 + 0.55
+    with blank(width, height, title) as figure:
+        for number, (left, top) in enumerate(places(len(found), across, (2.15, 2.95), 0.6, 0.4)):
+            summary, bins, ece = found[number]
+            style, is_first = styles[summary.label], number % across == 0
+            panel = add_panel(figure, (left, top + 0.45, 1.95, 1.55))
+            strip = add_panel(figure, (left, top + 2.08, 1.95, 0.32))
+            _draw_diagram(panel, strip, bins, style)
+            panel.set_title(f"{shorten(summary.label, 19)}\nECE {ece:.1f} %", fontsize=10.5, color=style.color)
+            panel.tick_params(labelbottom=False, labelleft=is_first)
+            strip.set_xlabel("confidence", labelpad=1)
+            if is_first:
+                panel.set_ylabel("accuracy")
+                strip.set_ylabel("share", fontsize=9, rotation=0, ha="right", va="center")
+        add_note(figure, "hatched: between accuracy and confidence", left=0.6)
+    return figure
+
+
+def _draw_diagram(panel: Axes, strip: Axes, bins: Calibration, style: Style) -> None:
+    filled = [number for number in range(bins.bins) if bins.count[number]]
+    centres = [(number + 0.5) / bins.bins for number in filled]
+    accuracy = [bins.accuracy[number] for number in filled]
+    gaps = [bins.confidence[number] - bins.accuracy[number] for number in filled]
+    width = 0.92 / bins.bins
+    panel.bar(centres, accuracy, width, color=style.color, alpha=0.75, linewidth=0)
+    # The ECE adds up these gaps between confidence and accuracy.
+    panel.bar(centres, gaps, width, accuracy, facecolor="none", edgecolor=INK["muted"], hatch="//////", linewidth=0.6)
+    panel.plot([0, 1], [0, 1], color=INK["ink"], linewidth=0.9, linestyle=(0, (4, 3)))
+    panel.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+    strip.bar(centres, [bins.count[number] / sum(bins.count) for number in filled], width, color=INK["muted"])
+    strip.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(), xticklabels=("0", "0.5", "1"))
+    strip.tick_params(length=2)
+    strip.grid(False)
+
+
+def draw_recency(found: Sequence[tuple[Summary, Sequence[float], float]], *, title: str = "") -> Figure:
+    """A group of bars per method: the average probability of each task, with the gap between last and first."""
+    tasks = len(found[0][1])
+    highest = max(max(probabilities) for _, probabilities, _ in found)
+    styles = _looks([summary for summary, _, _ in found])
+    wide = max(1.25, 0.21 * tasks)
+    across = per_row(len(found), max(1, int(10.5 / (wide + 0.15))))
+    width, height = across * (wide + 0.15) + 0.75, ceil(len(found) / across) * 2.65 + 0.4
+    with blank(width, height, title) as figure:
+        for number, (left, top) in enumerate(places(len(found), across, (wide + 0.15, 2.65), 0.65, 0.4)):
+            summary, probabilities, gap = found[number]
+            panel = add_panel(figure, (left, top + 0.5, wide, 1.65))
+            _draw_group(panel, probabilities, styles[summary.label])
+            name = shorten(summary.label, int(wide / 0.1))
+            panel.set_title(f"{name}\ngap {gap:+.2f}", fontsize=10.5, color=styles[summary.label].color)
+            panel.set_ylim(0, 1.08 * highest)
+            panel.tick_params(labelleft=number % across == 0)
+            panel.set_ylabel("probability" if number % across == 0 else "")
+            if number == 0:
+                panel.text(0.55, 1 / tasks, "even", va="bottom", fontsize=9, color=INK["muted"])
+    return figure
+
+
+def _draw_group(panel: Axes, probabilities: Sequence[float], style: Style) -> None:
+    tasks = len(probabilities)
+    for task, probability in enumerate(probabilities, start=1):
+        # From pale to full: the first task to the last.
+        alpha = 0.35 + 0.65 * (task - 1) / (tasks - 1)
+        panel.bar(task, probability, 0.8, color=style.color, alpha=alpha, linewidth=0)
+    panel.axhline(1 / tasks, color=INK["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
+    panel.set(xlim=(0.45, tasks + 0.55), xlabel="task")
+    names = [str(task) if tasks <= 10 or task % 5 == 0 else "" for task in range(1, tasks + 1)]
+    panel.set_xticks(range(1, tasks + 1), names)
+    panel.tick_params(axis="x", length=0, labelsize=9, pad=2)
+
+
+def draw_robustness(
+    columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], *, title: str = "", note: str = ""
+) -> Figure:
+    """A row of numbered cells per method: accuracy in percent under each corruption, and in other columns."""
+    categories = [CORRUPTIONS[name].category if name in CORRUPTIONS else name for name in columns]
+    values = [value for _, row in rows for value in row]
+    names = [shorten(name, LONGEST) for name, _ in rows]
+    left, wide, tall = 0.3 + text_width(names), 0.47 * len(columns), 0.3 * len(rows)
+    with blank(left + wide + 0.2, tall + 2.15, title, grid="") as figure:
+        panel = add_panel(figure, (left, 0.75, wide, tall))
+        limits = min(values), max(max(values), min(values) + 1)
+        draw_cells(panel, [row for _, row in rows], limits, numbered=True, format=".1f")
+        panel.set_yticks(range(1, len(rows) + 1), names, color=INK["ink"])
+        words = [column.replace("_", " ") for column in columns]
+        panel.set_xticks(range(1, len(columns) + 1), words, rotation=40, ha="right", rotation_mode="anchor")
+        panel.tick_params(length=0, labelsize=9.5)
+        panel.spines[:].set_visible(False)
+        for place, (before, after) in enumerate(pairwise(categories), start=1):
+            if before != after:
+                panel.axvline(place + 0.5, color=INK["paper"], linewidth=4)
+        for category in CATEGORIES:
+            inside = [place for place, name in enumerate(categories, start=1) if name == category]
+            if inside:
+                panel.text(fmean(inside), 0.35, category, ha="center", va="bottom", color=INK["muted"], fontsize=10)
+        add_note(figure, note, left=0.12)
+    return figure
+
+
+def draw_tasks(found: Sequence[Summary], *, title: str = "") -> Figure:
+    """A panel per task: the accuracy on it while later tasks were learned; of many tasks, some."""
+    tasks = len(found[0].transfer.curves)
+    chosen = _spread_over(tasks - 1, MOST_PANELS)  # nothing comes after the last task
+    across, styles = per_row(len(chosen), 5), _looks(found)
+    head = 0.55 + 0.24 * ceil(len(found) / 6)
+    low = min(point.mean for one in found for task in chosen for point in _learned(one, task).values())
+    width, height = across * 2.1 + 0.75, head + ceil(len(chosen) / across) * 2.2 + 0.05
+    with blank(width, height, title) as figure:
+        for number, (left, top) in enumerate(places(len(chosen), across, (2.1, 2.2), 0.65, head)):
+            panel = add_panel(figure, (left, top + 0.3, 1.9, 1.4))
+            for summary in found:
+                curve = _learned(summary, chosen[number])
+                _draw_curve(panel, curve, styles[summary.label], tasks, band=len(found) <= 4)
+            panel.set(xlim=(0.6, tasks + 0.4), ylim=(10 * (low // 10), 102), title=f"task {chosen[number] + 1}")
+            panel.set_xticks(list(task_ticks(tasks)))
+            panel.set_xlabel("after task", labelpad=1)
+            panel.tick_params(labelleft=number % across == 0, length=2)
+            panel.set_ylabel("accuracy (%)" if number % across == 0 else "")
+        _name_lines(figure, styles)
+    return figure
+
+
+def _learned(summary: Summary, task: int) -> dict[int, Estimate]:
+    """The accuracy on a task (from 0) after it and each later one (from 1)."""
+    later = enumerate(summary.transfer.curves[task][task:], start=task + 1)
+    return {after: value for after, value in later if value is not None}
+
+
+def _draw_curve(panel: Axes, curve: Mapping[int, Estimate], style: Style, tasks: int, *, band: bool) -> None:
+    plot_line(panel, list(curve), [value.mean for value in curve.values()], style, markevery=max(1, tasks // 5))
+    bounds = [(after, v.low, v.high) for after, v in curve.items() if v.low is not None and v.high is not None]
+    if band and bounds:
+        stages, low, high = zip(*bounds, strict=True)
+        panel.fill_between(stages, low, high, color=style.color, alpha=0.12, linewidth=0)
+
+
+def _name_lines(figure: Figure, styles: Mapping[str, Style]) -> None:
+    """The names of the lines in a strip below the title, each beside a piece of its line."""
+    from matplotlib.lines import Line2D
+
+    width, height = figure.get_size_inches()
+    legend = figure.legend(
+        [Line2D([], [], **style.line) for style in styles.values()],
+        [shorten(label, LONGEST) for label in styles],
+        labelcolor=[style.color for style in styles.values()],
+        ncols=min(6, len(styles)),
+        loc="upper left",
+        bbox_to_anchor=(0.05 / width, 1 - 0.38 / height),
+        frameon=False,
+        fontsize=10,
+        borderaxespad=0.2,
+        handlelength=2.2,
+        columnspacing=1.4,
+    )
+    legend.set_in_layout(False)
+
+
+def _spread_over(count: int, most: int) -> list[int]:
+    """At most so many of `count` places, first and last among them, as evenly as they go."""
+    if count <= most:
+        return list(range(count))
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
+
+
+def _looks(found: Sequence[Summary]) -> dict[str, Style]:
+    return looks(found, variants_differ=False)
+
+
+def draw_contact_sheet(images: Tensor) -> Figure:
+    """All corruptions at all severities of a few uint8 images (N, 1 or 3, H, W), to be looked at."""
+    colour = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+    gap = 2
+    sheet = contact_sheet(colour.contiguous(), gap=gap).permute(1, 2, 0).cpu().numpy()
+    cell_height, cell_width = images.shape[-2] + gap, images.shape[-1] * len(images) + gap
+    wide = 8.0
+    tall = wide * sheet.shape[0] / sheet.shape[1]
+    with blank(wide + 1.75, tall + 0.95, "All corruptions at all severities", grid="") as figure:
+        panel = add_panel(figure, (1.6, 0.8, wide, tall))
+        panel.imshow(sheet, interpolation="nearest", aspect="auto")
+        rows = [name.replace("_", " ") for name in CORRUPTIONS]
+        heads = ["clean", *(f"severity {severity}" for severity in SEVERITIES)]
+        panel.set_yticks([(row + 0.5) * cell_height - 0.5 for row in range(len(rows))], rows)
+        panel.set_xticks([(column + 0.5) * cell_width - 0.5 for column in range(len(heads))], heads)
+        panel.tick_params(length=0, labeltop=True, labelbottom=False, labelcolor=INK["ink"])
+        panel.spines[:].set_visible(False)
+    return figure
+
+
+def save_contact_sheet(images: Tensor, out: Path) -> Path:
+    """The contact sheet as `out`/contact-sheet.png, large enough that every pixel shows."""
+    path = out / "contact-sheet.png"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        draw_contact_sheet(images).savefig(path, dpi=200)
+    except OSError as error:
+        raise HoldfastError(f"the figure could not be written to {out}: {error.strerror or error}.") from error
+    return path

@@ -1,0 +1,126 @@
+"""Folders of results -> a report in one of its formats, and figures as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.analysis.comparisons import comparisons
+from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.store import ANALYSIS, read_findings
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.experiments import EXPERIMENTS, Results, Table, assess, load_results
+from holdfast.files import replacing
+from holdfast.registry import unknown_name
+from holdfast.report import tables
+from holdfast.report.charts import comparison_charts, score_charts, table_charts
+from holdfast.report.draw.canvas import save_figure
+from holdfast.report.page import html_page
+from holdfast.report.runs import run_numbers
+
+__all__ = [
+    "FORMATS",
+    "gather",
+    "gather_analyses",
+    "render_report",
+    "runs_with_logits",
+    "write_figures",
+    "write_report",
+]
+
+FORMATS = ("html", "markdown", "latex", "csv")
+
+
+def gather(folders: Sequence[Path]) -> Results:
+    """All results below the folders. Files that are damaged or something else are among the skipped."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder; give the one that holds the results.")
+    return load_results(*folders)
+
+
+def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]:
+    """What `holdfast analyze` wrote below the folders; damaged files join those that `results` skipped."""
+    found: list[Findings] = []
+    for path in sorted(path for folder in folders for path in folder.rglob(ANALYSIS)):
+        try:
+            found += read_findings(path)
+        except HoldfastError as error:
+            results.skip(path, error)
+    return found
+
+
+def render_report(
+    results: Results,
+    format: str = "html",
+    experiment: str | None = None,
+    *,
+    analyses: bool = False,
+    kept: Sequence[Findings] = (),
+) -> str:
+    """The report as text: of every experiment that has results, or of one.
+
+    The HTML page also has the runs that belong to no experiment; CSV has a row per run where no experiment has results.
+    `analyses` adds calibration, recency and transfer to the page, computed from the logits stored with the results: a
+    second for about ten runs. `kept` are analyses made before, which the page shows as well.
+    """
+    if format not in FORMATS:
+        raise unknown_name("format", format, list(FORMATS))
+    results, made = _assess(results, experiment)
+    if format == "html":
+        found: list[Findings] = []
+        if analyses:
+            results = results.sound()
+            found = compare(stored.analysis for stored in results if stored.analysis)
+        title = f"Holdfast: {experiment}" if experiment else "Holdfast report"
+        return html_page(results, made, [*found, *kept], title=title)
+    filled = [table for table in made if experiment or table.count("missing") < len(table.verdicts)]
+    if format == "csv":
+        rows = tables.cell_numbers(filled) if filled else run_numbers(stored.result for stored in results)
+        return rows.csv()
+    if not filled:
+        raise HoldfastError("no experiment of the paper has results here; the html report and csv show any results.")
+    heading = {"markdown": "## {}\n\n", "latex": "% {}\n"}[format]
+    return "\n".join(heading.format(table.experiment.title) + tables.render(table, format) for table in filled)
+
+
+def write_report(results: Results, path: Path, *arguments: Any, **options: Any) -> Path:
+    """Write what `render_report` gives with the same arguments to `path`, whole or not at all; returns the path."""
+    text = render_report(results, *arguments, **options)
+    try:
+        with replacing(path) as scratch:
+            scratch.write_text(text, "utf-8")
+    except OSError as error:
+        reason = error.strerror or error
+        raise HoldfastError(
+            f"the report could not be written to {path}: {reason}. Choose another file with --out."
+        ) from error
+    return path
+
+
+def write_figures(results: Results, folder: Path, experiment: str | None = None) -> list[Path]:
+    """Every figure as SVG and PNG with the numbers behind it as CSV and JSON; returns the PNGs' paths."""
+    results, made = _assess(results, experiment)
+    runs = [stored.result for stored in results]
+    if experiment:
+        runs = list({s.config: s.result for t in made for v in t.verdicts for s in v.stored}.values())
+    charts = [chart for table in made for chart in table_charts(table)]
+    charts += [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
+    unique = {chart.slug: chart for chart in reversed(charts)}
+    return [save_figure(c.draw(title=c.title), folder / name, c.numbers) for name, c in reversed(unique.items())]
+
+
+def runs_with_logits(results: Results) -> int:
+    """How many results have the logits that `analyses` needs."""
+    return sum(stored.has_logits for stored in results)
+
+
+def _assess(results: Results, experiment: str | None) -> tuple[Results, list[Table]]:
+    """The tables, and the results without those whose logits or measures turn out to be damaged."""
+    wanted = [EXPERIMENTS[experiment]] if experiment else list(EXPERIMENTS.values())
+    try:
+        return results, [assess(one, results) for one in wanted]
+    except HoldfastError:
+        sound = results.sound()
+        return sound, [assess(one, sound) for one in wanted]
