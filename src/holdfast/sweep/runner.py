@@ -23,7 +23,7 @@ from holdfast.run_state import Checkpointer, Progress
 from holdfast.training import choose_device, run
 
 __all__ = ["GRACE", "POLL", "Emit", "Event", "Job", "Runner"]
-__all__ += ["carry_out", "checkpoint_path", "failure", "make_checkpointer", "save", "throttled"]
+__all__ += ["carry_out", "checkpoint_path", "failure", "make_checkpointer", "save", "signals_blocked", "throttled"]
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def carry_out(config: RunConfig, job: Job, on_step: Callable[[Progress], None] |
     path = make_checkpointer(config, job, choose_device(job.device)).path if job.resumable else None
     every = job.checkpoint_every
     result = run(config, data=job.data, device=job.device, on_step=on_step, checkpoint=path, every=every)
-    with _signals_blocked():
+    with signals_blocked(signal.SIGINT, signal.SIGTERM):  # they would lose a finished run
         save(result, job)
 
 
@@ -119,12 +119,12 @@ def save(result: RunResult, job: Job) -> None:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait: they would lose a finished run."""
+def signals_blocked(*numbers: int) -> Iterator[None]:
+    """Inside, these signals wait; processes that are started here never get them."""
     if os.name != "posix":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
