@@ -45,9 +45,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def number(name: str) -> str:
-    """A number behind a picture, with one decimal: `trust.er.ece` is that of pictures/trust.json."""
-    picture, *keys = name.split(".")
-    value = json.loads((DOCS / "pictures" / f"{picture}.json").read_text("utf-8"))
+    """A number from a file, with one decimal: `trust.er.ece` is in trust.json, beside its picture or in this folder."""
+    file, *keys = name.split(".")
+    path = DOCS / "pictures" / f"{file}.json"
+    value = json.loads((path if path.exists() else DOCS / path.name).read_text("utf-8"))
     for key in keys:
         value = value[key]
     return f"{value:.1f}"

@@ -17,7 +17,7 @@ from holdfast.export import export
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
 from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
-from holdfast.monitor import ForgettingMonitor, ForgettingWarning
+from holdfast.monitor import DriftMonitor, ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
 from holdfast.training import run
@@ -30,6 +30,7 @@ __all__ = [
     "CheckpointError",
     "ConsistencyReplay",
     "DataError",
+    "DriftMonitor",
     "ExperienceReplay",
     "ForgettingMonitor",
     "ForgettingWarning",

@@ -1,7 +1,7 @@
 """Which samples are stored (`reservoir`, `sharded`), and where they are stored (`memory`, `folder`)."""
 
 from holdfast.buffer.base import Buffer, Draw, Placement, Storage
-from holdfast.buffer.reservoir import Reservoir, distinct, place
+from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
-__all__ = ["Buffer", "Draw", "Placement", "Reservoir", "ShardedReservoir", "Storage", "distinct", "place"]
+__all__ = ["Buffer", "Draw", "Placement", "Reservoir", "ShardedReservoir", "Storage", "distinct", "place", "window"]

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View
-from holdfast.buffer import Buffer, Reservoir, ShardedReservoir
+from holdfast.buffer import Buffer, Draw, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
@@ -338,11 +338,11 @@ class ReplayLearner(Learner):
         if "buffer_size" not in options:
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
-        generator = options.pop("generator", None)
+        generator, policy = options.pop("generator", None), options.pop("buffer_policy", "reservoir")
         super().__init__(model, optimizer, **cast(Options, options))
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
-            self.buffer = Reservoir(size, generator=generator, storage=storage)
+            self.buffer = Reservoir(size, generator=generator, storage=storage, policy=policy)
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -350,7 +350,20 @@ class ReplayLearner(Learner):
                 generator=generator or seeded_generator(self.seed, "buffer"),
                 device=self.device,
                 storage=storage,
+                policy=policy,
             )
+
+    def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
+        """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.
+
+        The samples that remain are a uniform sample of the rest of the stream, and stay one. See `Reservoir.forget`. In
+        files of a folder, the dropped samples stay until they are overwritten after the next `save`.
+        """
+        return self.buffer.forget(where)
+
+    def forget_all(self) -> None:
+        """Empty the buffer, which then fills up with what comes next: right when the rule to learn has changed."""
+        self.buffer.forget_all()
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,16 @@ class ReplayOptions(Options, total=False):
     """Options of learners with a buffer:
 
     buffer_size: how many samples the buffer holds. No default.
+    buffer_policy: which samples it holds: "reservoir", a uniform sample of the whole stream; "window", the last ones;
+        "decay", the older the rarer, or "decay:10000", where a sample's chance of being stored falls to 1/e within
+        10,000 more. Default: "reservoir".
     storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
         Default: "device".
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
 
     buffer_size: int
+    buffer_policy: str
     storage: str | Path
     generator: torch.Generator | None
 
