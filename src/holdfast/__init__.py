@@ -9,6 +9,7 @@ for x, y in stream:
 
 # `_startup` comes first: while the rest is imported, the command answers Ctrl-C.
 from holdfast import _startup, analysis  # noqa: F401
+from holdfast.augment import per_sample
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
@@ -47,6 +48,7 @@ __all__ = [
     "analysis",
     "export",
     "group_batchnorm",
+    "per_sample",
     "run",
 ]
 
