@@ -125,7 +125,7 @@ def run_fleet(
                 if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
                     raise
                 active.remove(member)
-                stopped = stop
+                stopped, exhausted = stop, True  # the others follow, and no further run is begun
             except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
                 active.remove(member)
                 yield Outcome(member.config, None, error)

@@ -47,6 +47,7 @@ class FleetRunner:
 
     def __call__(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
         """See `Runner`."""
+        self._stopping, self._checkpointers = False, {}
         import_plugins(job.plugins, job.folder)
         for config in configs:
             if config is not None:

@@ -18,7 +18,19 @@ import torch
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.run_state import Progress
-from holdfast.sweep.runner import GRACE, POLL, Abandoned, Emit, Event, Job, carry_out, failure, learned, throttled
+from holdfast.sweep.runner import (
+    GRACE,
+    POLL,
+    Abandoned,
+    Emit,
+    Event,
+    Job,
+    carry_out,
+    failure,
+    learned,
+    signals_blocked,
+    throttled,
+)
 from holdfast.training import threads_for
 
 __all__ = ["ProcessRunner", "cores"]
@@ -160,12 +172,10 @@ def _start(process: BaseProcess) -> None:
     """Start a process that Ctrl-C does not reach and that imports no module from the current folder."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if os.name == "posix" else None
     try:
-        process.start()
+        with signals_blocked(signal.SIGINT):
+            process.start()
     finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         del os.environ["PYTHONSAFEPATH"]
         if before is not None:
             os.environ["PYTHONSAFEPATH"] = before

@@ -22,8 +22,8 @@ from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
 from holdfast.training import choose_device, run
 
-__all__ = ["GRACE", "POLL", "Abandoned", "Emit", "Event", "Job", "Runner"]
-__all__ += ["carry_out", "checkpoint_path", "failure", "learned", "make_checkpointer", "save", "throttled"]
+__all__ = ["GRACE", "POLL", "Abandoned", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path"]
+__all__ += ["failure", "learned", "make_checkpointer", "save", "signals_blocked", "throttled"]
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def carry_out(config: RunConfig, job: Job, on_step: Callable[[Progress], object]
     except Abandoned:
         checkpoint.discard(checkpoint_path(job.out, config))
         raise
-    with _signals_blocked():
+    with signals_blocked(signal.SIGINT, signal.SIGTERM):  # they would lose a finished run
         save(result, job)
 
 
@@ -132,12 +132,12 @@ def save(result: RunResult, job: Job) -> None:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait: they would lose a finished run."""
+def signals_blocked(*numbers: int) -> Iterator[None]:
+    """Inside, these signals wait; processes that are started here never get them."""
     if os.name != "posix":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
