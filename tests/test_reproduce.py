@@ -77,7 +77,7 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
     assert code == 0
     assert "31.00✓" in out
     assert "40.00✗" in out
-    assert "differs: buffer 20, er, rot-mnist: +20.00, allowed 5.97" in out
+    assert "differs: buffer 20, er, rot-mnist: difference +20.00, at most 5.97 agrees" in out
     assert "1 cells agree, 1 differ, 0 have no run" in out
     assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out

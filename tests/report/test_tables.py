@@ -6,7 +6,7 @@ import pytest
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, assess
 from holdfast.report import latex_table, markdown_table, render_report
-from holdfast.report.tables import cell_numbers
+from holdfast.report.tables import cell_numbers, explain
 
 from .conftest import PAPER, paper_run, run
 
@@ -29,6 +29,7 @@ def test_a_collapsed_run_does_not_make_a_cell_agree(stored):
     (verdict,) = [v for v in table.verdicts if v.n]
     assert abs(verdict.difference) < verdict.margin  # the spread of 26 alone would let anything pass
     assert verdict.status == "differs"
+    assert explain(verdict) == "our runs scatter too widely: standard deviation 25.98, published 2.36"
     assert "✗" in markdown_table("table1", stored())
 
 

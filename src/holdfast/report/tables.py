@@ -20,6 +20,7 @@ __all__ = [
     "column_title",
     "comparison_block",
     "derived_blocks",
+    "explain",
     "filled_columns",
     "filled_groups",
     "latex_table",
@@ -113,6 +114,15 @@ def column_title(column: str) -> str:
     return MEASURES[column].label if column in MEASURES else column
 
 
+def explain(verdict: Verdict) -> str:
+    """Why a cell agrees with the published number or differs from it: the numbers that decided."""
+    digits, published = verdict.measure.decimals, verdict.published
+    if published is not None and not verdict.agrees and abs(verdict.difference) <= verdict.margin:
+        theirs = f"{published.std or 0:.{digits}f}"
+        return f"our runs scatter too widely: standard deviation {verdict.std:.{digits}f}, published {theirs}"
+    return f"difference {verdict.difference:+.{digits}f}, at most {verdict.margin:.{digits}f} agrees"
+
+
 def cell_numbers(tables: Sequence[Table]) -> Numbers:
     """Every cell in a row of its own."""
     place = ("experiment", "group", "row", "column", "metric")
@@ -167,7 +177,7 @@ def _cell(verdict: Verdict | None) -> CellText:
         return CellText()
     digits, note = verdict.measure.decimals, NOTES.get(verdict.status, "")
     if verdict.agrees is not None:
-        note += f": difference {verdict.difference:+.{digits}f}, at most {verdict.margin:.{digits}f} agrees"
+        note += f": {explain(verdict)}"
     return CellText(
         value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
         ours=text.plus_minus(verdict.mean, verdict.std, verdict.n, decimals=digits),
