@@ -207,8 +207,8 @@ def test_without_onnxruntime_the_file_is_written_and_nobody_claims_it_was_compar
     [
         ([1.0], "must be a batch of inputs"),
         ({}, "must be a batch of inputs"),
-        (torch.zeros(0, 2), "one or more"),
-        ((torch.zeros(2, 2), torch.zeros(3, 2)), "as many rows"),
+        (torch.zeros(0, 2), "at least one"),
+        ((torch.zeros(2, 2), torch.zeros(3, 2)), "same number of rows"),
     ],
 )
 def test_examples_are_checked(example, says, tmp_path):

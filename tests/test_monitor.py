@@ -284,15 +284,15 @@ LABELS = torch.zeros(4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("x", "y", "says"),
     [
-        (torch.zeros(4, 2), LABELS[:3], r"as many rows as each other, one or more, not \[3, 4\]"),
-        (torch.zeros(0, 2), LABELS[:0], r"one or more, not \[0\]"),
+        (torch.zeros(4, 2), LABELS[:3], r"same number of rows, at least one, not \[3, 4\]"),
+        (torch.zeros(0, 2), LABELS[:0], r"at least one, not \[0\]"),
         ([1.0, 2.0], LABELS, "must be tensors"),
         ({"a": torch.zeros(4, 2), "b": torch.zeros(5)}, LABELS, r"not \[4, 5\]"),
         (torch.zeros(4, 2), LABELS + 7, "labels must lie in 0..2"),
         (torch.zeros(4, 2), LABELS.float(), "class indices"),
         (torch.zeros(4, 2), torch.zeros(4, 5), r"one label per sample.*score="),
         (torch.zeros(4, 2), {"a": LABELS}, r"one label per sample.*score="),
-        (torch.tensor(1.0), LABELS, "a row per sample"),
+        (torch.tensor(1.0), LABELS, "one row per sample"),
     ],
 )
 def test_a_slice_that_cannot_be_measured_is_refused_and_not_kept(x, y, says):

@@ -1,4 +1,4 @@
-"""A trained model as a file that runs without Holdfast: torch.export, or ONNX. Written, read back, compared."""
+"""A trained model as a file that runs without Holdfast: torch.export or ONNX. The file is read back and compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Exported", "export", "format_of"]
 
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
-"""Formats, and how their files' names end."""
+"""Formats and the endings of their files' names."""
 
 Answer = Callable[[Any], Sequence[Tensor]]
 """A batch of inputs -> the tensors of the output, in order."""
@@ -36,23 +36,23 @@ Answer = Callable[[Any], Sequence[Tensor]]
 Exercise = tuple[Any, Sequence[Tensor]]
 """A batch of inputs, and the tensors of the model's output."""
 
-KEY = "holdfast"  # under which a file says how the model came about
+KEY = "holdfast"  # the entry of a file that says how the model came about
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and compared with its model."""
+    """A file whose outputs were compared with those of its model."""
 
     path: Path
     format: str
     size: int
     """Bytes."""
     difference: float | None
-    """The largest difference between an answer of the file and the model's; None if it could not be run here."""
+    """The largest difference between an output of the file and of the model; None if it could not be run here."""
 
 
 class _Served(nn.Module):
-    """A model behind the view it wants its inputs in."""
+    """A model that first applies a view to its inputs."""
 
     def __init__(self, model: nn.Module, view: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -73,27 +73,30 @@ def export(
 ) -> Exported:
     """Write `model` to the file `path`, in evaluation mode, for batches of any size; returns what was written.
 
-    `example` is a batch of inputs as the file will get them, a tensor or dicts and tuples of tensors; `view` turns
-    them into what the network sees and becomes part of the file. `format` is "torch" (read with torch.export.load) or
-    "onnx" (extra `onnx`); by default the file's name decides: .pt2 or .onnx. `about` is kept in the file as JSON.
+    `example` is a batch of inputs as the file will get them: a tensor, or dicts and tuples of tensors. `view`, for
+    instance a normalisation, is applied to them first and becomes part of the file. `format` is "torch" (read with
+    torch.export.load) or "onnx" (extra `onnx`); by default the file's name decides: .pt2 or .onnx. `about` is stored in
+    the file as JSON.
 
-    Nothing but a file that gave the model's answers, for several batch sizes, gets the name `path`.
+    The file gets the name `path` only after it gave the model's outputs for several batch sizes.
     """
     path = Path(path)
     kind = format_of(path, format)
-    model = getattr(model, "_orig_mod", model)  # of torch.compile, which is not for files
+    model = getattr(model, "_orig_mod", model)  # a compiled model cannot be exported, the model inside it can
     served = deepcopy(model if view is None else _Served(model, view)).cpu().eval()
     x = _batch(example)
     with torch.no_grad(), _quiet():
         try:
-            # First of all: views may make their constants when first used, which must not be while they are traced.
+            # Before tracing: a view may create constants at its first use, and must not do so while it is traced.
             exercises = _exercises(served, x)
-            program = torch.export.export(served, (x,), dynamic_shapes=_any_size(x))
+            rows = {0: torch.export.Dim("batch")}
+            any_size = (nesting.tree_map(lambda _: rows, x),)
+            program = torch.export.export(served, (x,), dynamic_shapes=any_size)
             content = (_torch_file if kind == "torch" else _onnx_file)(program, x, json.dumps(dict(about or {})))
-            return _keep(content, path, kind, exercises)
+            return _write(content, path, kind, exercises)
         except HoldfastError:
             raise
-        except Exception as error:  # what tracers and runtimes raise has no base in common
+        except Exception as error:  # tracers and runtimes raise errors of many types
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise HoldfastError(
                 f"the model cannot be exported to {kind}: {type(error).__name__}: {reason}. "
@@ -102,7 +105,7 @@ def export(
 
 
 def format_of(path: Path, format: str | None = None) -> str:
-    """The format that was named, or else that of the file's name."""
+    """The given format, or else that of the file's name."""
     if format is not None:
         if format not in FORMATS:
             raise unknown_name("format", format, list(FORMATS))
@@ -110,28 +113,24 @@ def format_of(path: Path, format: str | None = None) -> str:
     for name, suffix in FORMATS.items():
         if path.suffix == suffix:
             return name
-    raise UsageError(f"'{path.name}' does not say which format is wanted: end it with .pt2 or .onnx, or name a format.")
+    raise UsageError(f"the name '{path.name}' has no known format: end it with .pt2 or .onnx, or name a format.")
 
 
 def _batch(example: Any) -> Any:
-    """The example on the CPU with two rows or more: a batch of one would be taken for a batch of always one."""
+    """The example on the CPU with at least two rows: tracing would treat a single row as a fixed size."""
     leaves = nesting.tree_leaves(example)
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
-        raise UsageError("the example must be a batch of inputs: a tensor with a row per sample, or made of such.")
+        raise UsageError(
+            "the example must be a batch of inputs: a tensor with one row per sample, or dicts and tuples of them."
+        )
     if len({len(leaf) for leaf in leaves}) > 1 or not len(leaves[0]):
-        raise UsageError("the example must have as many rows, one or more, in each of its tensors.")
+        raise UsageError("all tensors of the example must have the same number of rows, at least one.")
     rows = torch.arange(max(2, len(leaves[0]))) % len(leaves[0])
     return nesting.tree_map(lambda leaf: leaf.detach().cpu()[rows], example)
 
 
-def _any_size(x: Any) -> tuple[Any]:
-    """What of the inputs may vary: the number of rows."""
-    batch = torch.export.Dim("batch")
-    return (nesting.tree_map(lambda _: {0: batch}, x),)
-
-
 def _exercises(model: nn.Module, x: Any) -> list[Exercise]:
-    """Batches of several sizes made of the example's rows, with the model's answers to them."""
+    """Batches of several sizes made of the example's rows, with the model's outputs."""
     count = len(nesting.tree_leaves(x)[0])
     made: list[Exercise] = []
     for size in (count, 1, count + 1):
@@ -166,8 +165,8 @@ def _onnx_file(program: ExportedProgram, x: Any, about: str) -> bytes:
     return content
 
 
-def _keep(content: bytes, path: Path, kind: str, exercises: Sequence[Exercise]) -> Exported:
-    """Write the file under another name, compare its answers with the model's, and only then give it its own."""
+def _write(content: bytes, path: Path, kind: str, exercises: Sequence[Exercise]) -> Exported:
+    """Write the file under another name, compare its outputs with the model's, and only then give it its own name."""
     try:
         with replacing(path) as scratch:
             scratch.write_bytes(content)
@@ -181,7 +180,7 @@ def _keep(content: bytes, path: Path, kind: str, exercises: Sequence[Exercise]) 
 
 
 def _difference(answer: Answer, kind: str, exercises: Sequence[Exercise]) -> float:
-    """The largest difference between the file's answers and the model's; raises if they are not the same."""
+    """The largest difference between outputs of the file and of the model; raises if it is more than rounding."""
     largest = 0.0
     for part, expected in exercises:
         for own, theirs in zip(expected, answer(part), strict=True):
@@ -190,16 +189,16 @@ def _difference(answer: Answer, kind: str, exercises: Sequence[Exercise]) -> flo
             if not difference <= allowed * max(1.0, size):
                 raise HoldfastError(
                     f"the {kind} file does not answer as the model does: it differs by {difference:.3g} in a batch of "
-                    f"{len(own)}. It was not kept."
+                    f"{len(own)}. It was removed."
                 )
             largest = max(largest, difference)
     return largest
 
 
 def _distance(own: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """The largest difference of finite values and the largest of these; infinite if others are not the same.
+    """The largest difference of finite values, and the largest of our own; infinite if other values differ.
 
-    Infinity is the answer of models that rule classes out, and its difference from itself is not a number.
+    Values that are not finite are compared for equality: a model that rules out classes answers -inf.
     """
     if own.shape != theirs.shape:
         return math.inf, 0.0
@@ -233,7 +232,7 @@ def _onnx_answers(file: Path) -> Answer | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what PyTorch's exporters say about their own insides, and about packages nobody needs."""
+    """Silence what PyTorch's exporters say about themselves and about packages that are not needed."""
     chatty = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = chatty.level
     chatty.setLevel(logging.ERROR)

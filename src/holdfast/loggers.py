@@ -1,4 +1,4 @@
-"""Where numbers of a run go while it lasts: TensorBoard, Weights & Biases, MLflow. Thin, each an extra of its own.
+"""Loggers for the numbers of a run while it goes on: TensorBoard, Weights & Biases, MLflow. Each needs its extra.
 
     with open_logger("tensorboard:logs") as logger:
         for step, (x, y) in enumerate(stream):
@@ -30,14 +30,14 @@ __all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "op
 log = logging.getLogger(__name__)
 
 Values = Mapping[str, Any] | Losses
-"""Named numbers: floats or 0-d tensors; None stands for a number there is not."""
+"""Named numbers: floats or 0-d tensors. None stands for a missing number and is left out."""
 
 
 class Logger(Protocol):
-    """All that is asked of a logger; write your own with these two methods."""
+    """The interface of a logger; write your own with these two methods."""
 
     def log(self, step: int, values: Values) -> None:
-        """Keep named numbers of one step."""
+        """Log named numbers of one step."""
 
     def close(self) -> None:
         """Write what is not yet written; nothing is logged afterwards."""
@@ -48,9 +48,9 @@ LOGGERS: Registry[Callable[..., Logger]] = Registry("logger")
 
 
 def open_logger(target: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> Any:
-    """The logger that `target` describes as KIND:WHERE, for instance `tensorboard:logs`; also a context manager.
+    """The logger for `target`, KIND:WHERE, for instance `tensorboard:logs`; also a context manager.
 
-    `name` is what the run is called there, `config` the settings it is kept with.
+    The run appears there with the name `name` and the settings `config`.
     """
     kind, colon, where = target.partition(":")
     make = LOGGERS[kind]
@@ -60,12 +60,12 @@ def open_logger(target: str, *, name: str = "", config: Mapping[str, Any] | None
 
 
 def watch(logger: Logger) -> Callable[[Progress], None]:
-    """A callback for `run(on_step=...)`: the mean losses whenever they were read, the accuracies after every task."""
+    """A callback for `run(on_step=...)` that logs mean losses when they were read, and accuracies after every task."""
     seen: list[Any] = []
 
     def on_step(progress: Progress) -> None:
         now = (progress.losses, progress.row)
-        before = seen[-1] if seen else now  # what a run that continues brings along was logged before it stopped
+        before = seen[-1] if seen else now  # the numbers that a continued run starts with were logged before it stopped
         seen[:] = [now]
         values: dict[str, float] = {}
         if progress.losses is not None and progress.losses is not before[0]:
@@ -81,14 +81,27 @@ def watch(logger: Logger) -> Callable[[Progress], None]:
 
 
 class _Friend:
-    """What the loggers here have in common. A number that cannot be written is a warning, not the end of learning."""
+    """A logger of another package. If a number cannot be written, it warns once and learning goes on."""
 
-    name = ""
-    failures: tuple[type[Exception], ...] = (OSError,)
+    kind, name = "", ""
+    """The name in `LOGGERS`, which is also that of the extra, and the package's own name."""
+    advice = "Choose another place."
     _warned = False
 
+    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+        try:
+            self._open(where, name, dict(config or {}))
+        except ImportError as error:
+            raise HoldfastError(
+                f"logging to {self.name} needs a package that is not installed: install the extra '{self.kind}' "
+                f"(pip install 'holdfast[{self.kind}]')."
+            ) from error
+        except Exception as error:  # the packages raise errors of their own
+            reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+            raise HoldfastError(f"nothing can be logged to {where}: {reason}. {self.advice}") from error
+
     def log(self, step: int, values: Values) -> None:
-        """Keep named numbers of one step; tensors are read, which waits for the device."""
+        """Log named numbers of one step; tensors are read, which waits for the device."""
         named = values.as_dict() if isinstance(values, Losses) else values
         numbers = {key: float(value) for key, value in named.items() if value is not None}
         self._guarded(lambda: self._write(step, numbers))
@@ -106,10 +119,13 @@ class _Friend:
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except self.failures as error:
+        except Exception as error:
             if not self._warned:
                 log.warning("learning goes on, but %s cannot be written to: %s", self.name, error)
             self._warned = True
+
+    def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         raise NotImplementedError
@@ -118,30 +134,18 @@ class _Friend:
         raise NotImplementedError
 
 
-def _missing(what: str, extra: str) -> HoldfastError:
-    return HoldfastError(
-        f"logging to {what} needs a package that is not installed: install the extra '{extra}' "
-        f"(pip install 'holdfast[{extra}]')."
-    )
-
-
 @LOGGERS.register("tensorboard", "tensorboard:DIR writes event files to DIR.")
 class TensorBoard(_Friend):
-    """Event files in the folder `where`, of a named run in a subfolder of that name."""
+    """Event files in the folder `where`; those of a named run in a subfolder of that name."""
 
-    name = "TensorBoard"
+    kind, name = "tensorboard", "TensorBoard"
 
-    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("TensorBoard", "tensorboard") from error
-        try:
-            self._writer = SummaryWriter(str(Path(where) / name))
-        except OSError as error:
-            raise _unwritable(where, error) from error
+    def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(Path(where) / name))
         if config:
-            text = "    " + json.dumps(dict(config), indent=1).replace("\n", "\n    ")  # shown as a block of code
+            text = "    " + json.dumps(config, indent=1).replace("\n", "\n    ")  # shown as a block of code
             self._writer.add_text("config", text)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
@@ -154,23 +158,15 @@ class TensorBoard(_Friend):
 
 @LOGGERS.register("wandb", "wandb:PROJECT makes a run in PROJECT; with WANDB_MODE=offline, in the folder wandb.")
 class WeightsAndBiases(_Friend):
-    """A run in the project `where`. Whether it is sent anywhere is W&B's own setting: WANDB_MODE=offline keeps it."""
+    """A run in the project `where`. W&B's own settings decide whether it is sent; WANDB_MODE=offline does not send."""
 
-    name = "Weights & Biases"
+    kind, name = "wandb", "Weights & Biases"
+    advice = "Log in with 'wandb login', or leave the run on this machine with WANDB_MODE=offline."
 
-    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("Weights & Biases", "wandb") from error
-        self.failures = (OSError, wandb.Error)
-        try:
-            self._run = wandb.init(project=where, name=name or None, config=dict(config or {}), reinit="create_new")
-        except self.failures as error:
-            raise HoldfastError(
-                f"no Weights & Biases run could be started: {error}. Log in with 'wandb login', or keep the run on "
-                "this machine with WANDB_MODE=offline."
-            ) from error
+    def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(project=where, name=name or None, config=config, reinit="create_new")
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         self._run.log(numbers, step=step)
@@ -180,43 +176,33 @@ class WeightsAndBiases(_Friend):
 
 
 @LOGGERS.register(
-    "mlflow", "mlflow:DIR keeps runs in DIR/mlflow.db; an address such as http://HOST:PORT is used as is."
+    "mlflow", "mlflow:DIR writes runs to DIR/mlflow.db; an address such as http://HOST:PORT is used as is."
 )
 class MLflow(_Friend):
-    """A run of the experiment "holdfast": in a database in the folder `where`, or on the server of that address.
+    """A run of the experiment "holdfast": in a database in the folder `where`, or on the server at that address.
 
-    Look at a folder's with `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db`.
+    `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db` shows the database.
     """
 
-    name = "MLflow"
+    kind, name = "mlflow", "MLflow"
 
-    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+    def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
         local = "://" not in where
         if local:
-            # What is logged to a folder is nobody else's business: MLflow reports its use by default.
-            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        try:
-            from mlflow import MlflowClient
-            from mlflow.entities import Metric, Param
-            from mlflow.exceptions import MlflowException
-        except ImportError as error:
-            raise _missing("MLflow", "mlflow") from error
-        self.failures, self._metric = (OSError, MlflowException), Metric
-        try:
-            if local:
-                Path(where).mkdir(parents=True, exist_ok=True)
-            folder = Path(where).resolve()
-            self._client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}" if local else where)
-            found = self._client.get_experiment_by_name("holdfast")
-            artifacts = (folder / "artifacts").as_uri() if local else None
-            experiment = found.experiment_id if found else self._client.create_experiment("holdfast", artifacts)
-            self._id = self._client.create_run(experiment, run_name=name or None).info.run_id
-            params = [Param(key, json.dumps(value)) for key, value in (config or {}).items()]
-            self._client.log_batch(self._id, params=params)
-        except ModuleNotFoundError as error:  # MLflow without its database
-            raise _missing("MLflow", "mlflow") from error
-        except self.failures as error:
-            raise _unwritable(where, error) from error
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow reports its use by default
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric = Metric
+        if local:
+            Path(where).mkdir(parents=True, exist_ok=True)
+        folder = Path(where).resolve()
+        self._client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}" if local else where)
+        found = self._client.get_experiment_by_name("holdfast")
+        artifacts = (folder / "artifacts").as_uri() if local else None
+        experiment = found.experiment_id if found else self._client.create_experiment("holdfast", artifacts)
+        self._id = self._client.create_run(experiment, run_name=name or None).info.run_id
+        self._client.log_batch(self._id, params=[Param(key, json.dumps(value)) for key, value in config.items()])
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         now = int(1000 * time.time())
@@ -226,8 +212,3 @@ class MLflow(_Friend):
 
     def _close(self) -> None:
         self._client.set_terminated(self._id)
-
-
-def _unwritable(where: str, error: Exception) -> HoldfastError:
-    reason = getattr(error, "strerror", None) or error
-    return HoldfastError(f"nothing can be logged to {where}: {reason}. Choose another place.")

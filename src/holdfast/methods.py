@@ -11,7 +11,7 @@ __all__ = ["LEARNERS", "REGULARIZERS", "method_names", "needs_buffer"]
 LEARNERS: Registry[Any] = Registry("method")
 """Subclasses of `holdfast.Learner` by name."""
 
-REGULARIZERS: Registry[Any] = Registry("regularizer")
+REGULARIZERS: Registry[Any] = Registry("regularizer", beside=LEARNERS)
 """Functions (current, stored) -> consistency term, by name; each is a method by itself."""
 
 

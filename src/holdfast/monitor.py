@@ -1,4 +1,4 @@
-"""A forgetting monitor: what was learned before, measured again and again while learning goes on."""
+"""A forgetting monitor: measures, while a model learns, how much of the earlier data it still knows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["ForgettingMonitor", "ForgettingWarning", "Reading"]
 
 Score = Callable[[Any, Any], Any]
-"""(outputs, targets) of a whole slice -> one number, the larger the better."""
+"""(outputs, targets) of a whole slice -> one number; larger is better."""
 
 
 class ForgettingWarning(UserWarning):
-    """What was learned before is being lost."""
+    """The model is losing what it learned before."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reading:
     ece: float | None
     """Expected calibration error in percent; None for slices with a score function, NaN if an output is not finite."""
     dropped: bool
-    """Whether the slice has dropped too far, and has not recovered half of that since."""
+    """Whether the slice has dropped too far and has not yet recovered half of the allowed drop."""
 
     @property
     def drop(self) -> float:
@@ -59,7 +59,7 @@ class _Slice(NamedTuple):
 
 
 class ForgettingMonitor:
-    """Accuracy and calibration on held-out slices of what was learned before, and a warning when one drops.
+    """Accuracy and calibration on held-out slices of earlier data, and a warning when one drops.
 
         monitor = hf.ForgettingMonitor(model, drop=5.0, every=100)
         for x, y in stream:
@@ -67,12 +67,12 @@ class ForgettingMonitor:
             monitor.observe()                       # measures every 100 steps
         monitor.add("march", held_out_x, held_out_y)    # measured now, and from now on
 
-    A slice that is more than `drop` points below its best so far gives a `ForgettingWarning` and a call of
-    `on_drop(reading)`: once, until it has recovered half of `drop` and falls anew.
+    A slice that falls more than `drop` points below its best gives a `ForgettingWarning` and a call of
+    `on_drop(reading)`. Both come once, and again only after the slice has recovered half of `drop`.
 
-    `x` may be a tensor, or dicts and tuples of tensors that the model takes as its one argument; `view` turns it into
-    what the network sees, for instance normalisation. The model computes in evaluation mode, `batch_size` samples at a
-    time, on the device of its parameters; its training goes on as if nothing had been measured.
+    `x` may be a tensor, or dicts and tuples of tensors that the model takes as its one argument. `view`, for instance a
+    normalisation, is applied first. The model computes in evaluation mode, `batch_size` samples at a time, on the
+    device of its parameters. Measuring does not change its training.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ForgettingMonitor:
         self.model, self.drop, self.every = model, drop, every
         self.view, self.on_drop, self.batch_size, self.bins = view, on_drop, batch_size, bins
         self.steps = 0
-        """Steps so far, as `observe` counted them or `check` was told."""
+        """Steps so far: counted by `observe`, or set by `check`."""
         self.history: list[Reading] = []
         self._slices: dict[str, _Slice] = {}
 
@@ -103,10 +103,10 @@ class ForgettingMonitor:
         return list(self._slices)
 
     def add(self, name: str, x: Any, y: Any, *, score: Score | None = None, drop: float | None = None) -> Reading:
-        """Watch a slice from now on, and measure it: that is what it can drop from. Returns the reading.
+        """Measure a slice now, and from now on with the others; returns the reading, from which it can drop.
 
-        `y` are class labels (N,). With `score`, they are whatever that function of the outputs and `y` takes, which
-        returns one number, the larger the better (for regression, minus the error); `drop` is then in its units.
+        `y` are class labels (N,). With a function `score(outputs, y)`, which returns one number (larger is better; for
+        regression, minus the error), `y` may be anything it takes, and `drop` is in its units.
         """
         if name in self._slices:
             raise UsageError(f"a slice '{name}' is watched already; choose another name, or remove it first.")
@@ -119,7 +119,7 @@ class ForgettingMonitor:
         return reading
 
     def remove(self, name: str) -> None:
-        """Watch a slice no longer; its history stays."""
+        """Stop watching a slice; its history stays."""
         if name not in self._slices:
             raise UsageError(f"no slice '{name}' is watched; there are: {', '.join(self._slices) or 'none'}.")
         del self._slices[name]
@@ -130,17 +130,17 @@ class ForgettingMonitor:
         return self._check() if self.steps % self.every == 0 else []
 
     def check(self, step: int | None = None) -> list[Reading]:
-        """Measure all slices now and return their readings; `step` sets the count of steps for those who count."""
+        """Measure all slices now and return their readings; `step` sets the count of steps."""
         self.steps = self.steps if step is None else step
         return self._check()
 
     def latest(self) -> list[Reading]:
-        """The last reading of every slice that is watched."""
+        """The last reading of every watched slice."""
         last = {reading.slice: reading for reading in self.history}
         return [last[name] for name in self._slices]
 
     def values(self) -> dict[str, float]:
-        """The last readings as named numbers, the way loggers take them."""
+        """The last readings as named numbers, for a logger."""
         named = {}
         for reading in self.latest():
             named[f"{reading.slice}/score"] = reading.score
@@ -149,7 +149,7 @@ class ForgettingMonitor:
         return named
 
     def rows(self) -> list[dict[str, Any]]:
-        """The history as plain rows, one per reading; numbers that are not finite are None, as JSON wants it."""
+        """The history as plain rows, one per reading, for JSON: numbers that are not finite are None."""
         return [{name: _plain(value) for name, value in asdict(reading).items()} for reading in self.history]
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,19 +157,19 @@ class ForgettingMonitor:
         return {"steps": self.steps, "history": self.rows()}
 
     def load_dict(self, values: Mapping[str, Any]) -> None:
-        """Continue the history that `to_dict` gave: bests, and which drops were told already. Add the slices first."""
+        """Continue the history that `to_dict` gave. Add the slices first."""
         try:
             history = [_reading(row) for row in values["history"]]
             steps = int(values["steps"])
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"this is not the history of a monitor: {error!r}. Give what to_dict returned.") from error
         known = {reading.slice for reading in history}
-        # A slice that was added before loading, and that the history does not know, keeps the reading it has.
+        # A slice that the history does not know starts from the reading it has.
         self.history = history + [reading for reading in self.latest() if reading.slice not in known]
         self.steps = steps
 
     def table(self) -> str:
-        """The last readings as a small table for people."""
+        """The last readings as a small table."""
         rows = [["slice", "step", "score", "best", "drop", "ECE", ""]]
         for reading in self.latest():
             numbers = [f"{number:.2f}" for number in (reading.score, reading.best, reading.drop)]
@@ -183,7 +183,7 @@ class ForgettingMonitor:
         return "\n".join(lines)
 
     def figure(self, title: str = "") -> Figure:
-        """The scores over steps, a line per slice; rings mark the readings that gave a warning."""
+        """The scores over steps, one line per slice; rings mark the readings that gave a warning."""
         from holdfast.report.draw.history import draw_history
 
         return draw_history(self.rows(), title=title)
@@ -193,33 +193,31 @@ class ForgettingMonitor:
         readings = [self._measure(name, part, before[name]) for name, part in self._slices.items()]
         self.history += readings
         fresh = [reading for reading in readings if reading.dropped and not before[reading.slice].dropped]
-        # The history is complete before anyone is told: a callback may raise, and so may a warning.
+        # First complete the history: callbacks and warnings may raise.
         for reading in fresh:
             if self.on_drop is not None:
                 self.on_drop(reading)
-        for reading in fresh:
-            text = (
-                f"'{reading.slice}' is being forgotten: {reading.score:.2f} at step {reading.step}, "
-                f"{reading.drop:.2f} below its best of {reading.best:.2f}."
-            )
-            warnings.warn(text, ForgettingWarning, stacklevel=3)
+        for one in fresh:
+            where = f"{one.score:.2f} at step {one.step}, {one.drop:.2f} below its best of {one.best:.2f}"
+            warnings.warn(f"'{one.slice}' is being forgotten: {where}.", ForgettingWarning, stacklevel=3)
         return readings
 
     def _measure(self, name: str, part: _Slice, before: Reading | None = None) -> Reading:
         outputs = self._outputs(part)
         if part.score is not None:
-            score, ece = float(part.score(outputs, _to(part.y, self._device()))), None
+            targets = nesting.tree_map(lambda tensor: tensor.to(self._device()), part.y)
+            score, ece = float(part.score(outputs, targets)), None
         else:
             score, ece = self._grade(name, outputs, part.y)
         best = score if before is None or before.best != before.best else max(before.best, score)
-        # Written so that a score that is no number counts as a drop; what has dropped must climb half the way back.
+        # A slice that has dropped must recover half of the drop. A score of NaN counts as a drop.
         slack = part.drop / 2 if before is not None and before.dropped else part.drop
         dropped = before is not None and not best - score <= slack
         return Reading(name, self.steps, score, best, ece, dropped)
 
     @torch.no_grad()
     def _outputs(self, part: _Slice) -> Any:
-        """What the model answers to the whole slice, on its device."""
+        """The model's outputs for the whole slice, on its device."""
         device, answers = self._device(), []
         with evaluating(self.model):
             for start in range(0, part.size, self.batch_size):
@@ -235,16 +233,16 @@ class ForgettingMonitor:
             found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UsageError(
                 f"slice '{name}': accuracy needs logits (samples, classes) of two classes or more, but the model gives "
-                f"{found}. Give a score function for other outputs: add(..., score=...)."
+                f"{found}. For other outputs, give a score function: add(..., score=...)."
             )
         if not isinstance(labels, Tensor) or labels.ndim != 1:
             raise UsageError(
-                f"slice '{name}': accuracy needs one label per sample. Give a score function for other targets: "
+                f"slice '{name}': accuracy needs one label per sample. For other targets, give a score function: "
                 "add(..., score=...)."
             )
         labels = labels.to(logits.device)
         finite = logits.isfinite().all(dim=1)
-        right = (logits.argmax(dim=1) == labels) & finite  # an answer that is no number is wrong
+        right = (logits.argmax(dim=1) == labels) & finite  # logits that are not finite are a wrong answer
         accuracy = 100 * float(right.double().mean())
         return accuracy, calibration(logits, labels, self.bins).ece if bool(finite.all()) else math.nan
 
@@ -259,30 +257,27 @@ def _check_drop(drop: float) -> None:
 
 
 def _rows(name: str, x: Any, y: Any) -> int:
-    """How many samples a slice has; raises unless every tensor of it has one row for each."""
+    """The number of samples in a slice; raises unless each of its tensors has one row per sample."""
     leaves = nesting.tree_leaves((x, y))
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
         raise UsageError(
-            f"slice '{name}': x and y must be tensors with a row per sample, or made of such, not {found}."
+            f"slice '{name}': x and y must be tensors with one row per sample, or dicts and tuples of them; "
+            f"not {found}."
         )
     sizes = sorted({len(leaf) for leaf in leaves})
     if len(sizes) != 1 or sizes[0] == 0:
-        raise UsageError(f"slice '{name}': x and y must have as many rows as each other, one or more, not {sizes}.")
+        raise UsageError(f"slice '{name}': x and y must have the same number of rows, at least one, not {sizes}.")
     return sizes[0]
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    return nesting.tree_map(lambda tensor: tensor.to(device), value)
-
-
 def _plain(value: Any) -> Any:
-    """Numbers that are not finite, which JSON does not have, as None."""
+    """None for a number that is not finite: JSON has none of these."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _reading(row: Mapping[str, Any]) -> Reading:
-    """The reading that `rows` described."""
+    """The reading behind a row of `rows`."""
     values: dict[str, Any] = {field.name: row[field.name] for field in fields(Reading)}
     for name in ("score", "best"):
         values[name] = math.nan if values[name] is None else values[name]

@@ -63,7 +63,7 @@ def _offered(capacity, seed, steps, state=None):
         if wanted and buffer.stored:
             draws.append(numbers(buffer.sample(wanted[ranks.rank])))
     assert buffer.offered == buffer.seen.item()
-    return numbers(buffer.contents()), draws, buffer.state_dict()
+    return numbers(buffer.contents()) if buffer.stored else [], draws, buffer.state_dict()
 
 
 def _ordinary(capacity, seed, steps, state=None):
@@ -77,7 +77,7 @@ def _ordinary(capacity, seed, steps, state=None):
         buffer.add(*numbered(torch.arange(start, start + sum(sizes))))
         if wanted and buffer.stored:
             draws.append(numbers(buffer.sample(sum(min(n, buffer.stored) for n in wanted))))
-    return numbers(buffer.contents()), draws, buffer.state_dict()
+    return numbers(buffer.contents()) if buffer.stored else [], draws, buffer.state_dict()
 
 
 def assert_same_state(one, other):

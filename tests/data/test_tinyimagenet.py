@@ -180,6 +180,7 @@ def test_a_cache_that_cannot_be_kept_costs_no_result(source, tmp_path):
         ("val/val_annotations.txt", b"val_0.JPEG\tn01\nval_1.JPEG\tn77\n"),
         ("val/val_annotations.txt", b"junk"),
         ("wnids.txt", b"n01\nn01\n"),
+        ("wnids.txt", b"n01\nn02\nn01\n"),
         ("wnids.txt", b"n01\nn03\n"),
     ],
 )

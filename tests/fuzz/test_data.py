@@ -278,7 +278,7 @@ def test_tiny_imagenet_folders(change, place):
 def decode_folder(place):
     with TINY._open(place) as tree:
         contents = TINY._survey(tree)
-        return _decode_all(tree, contents.train, None), _decode_all(tree, contents.test, None)
+        return _decode_all(tree, list(contents.train), None), _decode_all(tree, list(contents.test), None)
 
 
 @functools.cache
@@ -333,4 +333,4 @@ def test_caches_of_other_pixels(tensor, place):
 @fuzz(damaged(cache("x", train=torch.zeros(2, 3, 4, 4), test=torch.zeros(1))))
 def test_damaged_caches(content, place):
     (place / CACHE).write_bytes(content)
-    assert outcome(_read_cache, place / CACHE, Contents((), [], [], [], [], "x")) is None
+    assert outcome(_read_cache, place / CACHE, Contents((), {}, {}, "x")) is None

@@ -1,6 +1,6 @@
 """Data -> tasks. One short file per scenario; each registers functions (config, data root) -> Benchmark."""
 
-from holdfast.benchmarks import class_incremental, domain_incremental, mnist360
+from holdfast.benchmarks import class_incremental, domain_incremental, mnist360  # noqa: F401 - importing registers
 from holdfast.benchmarks.base import (
     BENCHMARKS,
     Benchmark,
@@ -12,16 +12,4 @@ from holdfast.benchmarks.base import (
     shuffled,
 )
 
-__all__ = [
-    "BENCHMARKS",
-    "Benchmark",
-    "Task",
-    "class_incremental",
-    "domain_incremental",
-    "make_benchmark",
-    "mnist360",
-    "needs",
-    "required_data",
-    "shared_dataset",
-    "shuffled",
-]
+__all__ = ["BENCHMARKS", "Benchmark", "Task", "make_benchmark", "needs", "required_data", "shared_dataset", "shuffled"]

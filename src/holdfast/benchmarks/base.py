@@ -66,8 +66,7 @@ class Benchmark:
 
     def joint(self) -> ImageSet:
         """The training data of all tasks together."""
-        parts = [task.train() for task in self.tasks]
-        return ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+        return ImageSet.joined(task.train() for task in self.tasks)
 
 
 BenchmarkFunction = Callable[[RunConfig, Path], Benchmark]
@@ -120,7 +119,7 @@ def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) ->
     for number, task in enumerate(tasks):
         _check_labels(task.test.labels, benchmark.classes, f"test labels of task {number}")
     if config.train_limit is not None:
-        tasks = tuple(_limited(task, config.train_limit) for task in tasks)
+        tasks = tuple(_with_fewer(task, config.train_limit) for task in tasks)
     if config.validation:
         if benchmark.batches is not shuffled:
             raise UsageError(f"{config.benchmark} is one ordered stream: no part of it can be taken for validation.")
@@ -128,25 +127,19 @@ def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) ->
     return replace(benchmark, tasks=tasks)
 
 
-def _limited(task: Task, limit: int) -> Task:
+def _with_fewer(task: Task, limit: int) -> Task:
     """The task with only its first `limit` training samples."""
-
-    def train() -> ImageSet:
-        images, labels = task.train()
-        return ImageSet(images[:limit], labels[:limit])
-
-    return replace(task, train=train)
+    return replace(task, train=lambda: task.train().select(slice(limit)))
 
 
 def _validated(task: Task, share: float) -> Task:
     """The task without a share of its training samples, which become its test set; the same ones for all seeds."""
 
     def split() -> tuple[ImageSet, ImageSet]:
-        images, labels = task.train()
-        order = torch.randperm(len(labels), generator=generator(0, "validation")).to(labels.device)
+        full = task.train()
+        order = torch.randperm(len(full.labels), generator=generator(0, "validation")).to(full.labels.device)
         count = round(share * len(order))
-        train, test = order[count:].sort().values, order[:count]
-        return ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test])
+        return full.select(order[count:].sort().values), full.select(order[:count])
 
     train, test = split()
     if not len(test.labels):

@@ -42,17 +42,16 @@ def plan_batches(chunks: list[list[int]], batch_size: int) -> list[Batch]:
     """
     visits = [0] * DIGITS
     plan = []
-    for _ in range(ROUNDS):
-        for a in range(DIGITS):
-            b = (a + 1) % DIGITS
-            at = visits[a], visits[b]
-            left_a, left_b = chunks[a][at[0]], chunks[b][at[1]]
-            visits[a], visits[b] = at[0] + 1, at[1] + 1
-            while left_a and left_b:
-                take_a = min(round(left_a / (left_a + left_b) * batch_size), left_a)
-                take_b = min(batch_size - take_a, left_b)
-                plan.append(Batch((a, b), (take_a, take_b), at))
-                left_a, left_b = left_a - take_a, left_b - take_b
+    for pair in range(ROUNDS * DIGITS):
+        a, b = pair % DIGITS, (pair + 1) % DIGITS
+        at = visits[a], visits[b]
+        visits[a], visits[b] = at[0] + 1, at[1] + 1
+        left_a, left_b = chunks[a][at[0]], chunks[b][at[1]]
+        while left_a and left_b:
+            take_a = min(round(left_a / (left_a + left_b) * batch_size), left_a)
+            take_b = min(batch_size - take_a, left_b)
+            plan.append(Batch((a, b), (take_a, take_b), at))
+            left_a, left_b = left_a - take_a, left_b - take_b
     return plan
 
 

@@ -13,7 +13,7 @@ __all__ = ["rotate", "rotate_each"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-_FIXED = 1 << 16  # Pillow computes source coordinates in 16.16 fixed point.
+_FIXED = 1 << 16  # Pillow computes source coordinates in fixed point with 16 binary places.
 
 
 def rotate(images: Tensor, angle: float) -> Tensor:
@@ -35,7 +35,7 @@ def rotate_each(images: Tensor, angles: Tensor, chunk: int = 4096) -> Tensor:
 
 
 def _gather(flat: Tensor, source: Array, inside: Array) -> Tensor:
-    """The columns `source` of `flat` (N, S * S), black where not `inside`; on any device."""
+    """The columns `source` of `flat` (N, S * S), black if not `inside`; on any device."""
     columns = flat.index_select(1, torch.from_numpy(source).to(flat.device))
     return columns.mul_(torch.from_numpy(inside).to(flat.device))
 
@@ -59,7 +59,7 @@ def _sources(side: int, angles: Array) -> tuple[Array, Array]:
 
 
 def _matrix(side: int, angle: float) -> list[int]:
-    """The inverse rotation about the centre in fixed point, rounded at the places where Pillow rounds."""
+    """The inverse rotation about the centre in fixed point, rounded exactly where Pillow rounds."""
     turn = -math.radians(angle % 360.0)
     cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
     centre = side / 2.0

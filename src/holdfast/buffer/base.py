@@ -31,7 +31,6 @@ class Buffer(Protocol):
 
     capacity: int
     generator: torch.Generator
-    place: Placement
 
     @property
     def offered(self) -> int: ...

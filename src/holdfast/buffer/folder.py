@@ -20,15 +20,14 @@ import torch
 from torch import Tensor
 
 from holdfast import checkpoint
-from holdfast.buffer.layout import Column, Layout, affordable, layout_of
-from holdfast.buffer.state import columns_of
+from holdfast.buffer.layout import Column, Layout, affordable, columns_of, layout_of
 from holdfast.errors import StorageError, UsageError
 from holdfast.files import flush, lock, replacing
 
 __all__ = ["Folder"]
 
-VERSION = 2
-"""Raised whenever folders are laid out differently. Version 1 also described the columns in `buffer.json`."""
+VERSION = 1
+"""Raised whenever folders are laid out differently; folders of another version are refused."""
 
 ADVICE = "Put an intact copy of the folder in its place, or delete it to start anew."
 
@@ -83,7 +82,6 @@ class Folder:
             self._stamps = _RowFile(path / "stamps.rows", Column((), torch.int64))
 
     def __reduce__(self) -> NoReturn:
-        """Copies and pickles are refused: two buffers would write to the same files."""
         raise StorageError(
             f"the buffer in {self.path} cannot be copied or pickled: the copy would overwrite its samples. "
             "Save the learner, copy the folder, and load it into a new learner with the copy."
@@ -130,15 +128,14 @@ class Folder:
 
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of the samples in these slots, on the device."""
-        return [rows.to(self.device) for rows in self._copies(slots.cpu().numpy())]
+        rows = self._row[slots.cpu().numpy()]
+        with self._access():
+            return [file.read(rows).to(self.device) for file in self._files]
 
     def first(self, count: int) -> list[Tensor]:
         """Copies of the samples in the first so many slots, all at once in the host's memory."""
-        return self._copies(numpy.arange(count))
-
-    def _copies(self, slots: Array) -> list[Tensor]:
         with self._access():
-            return [file.read(self._row[slots]) for file in self._files]
+            return [file.read(self._row[:count]) for file in self._files]
 
     def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None:
         """Put `convert(column)` in the place of a column, in a new file: saved states refer to the old one."""
@@ -158,8 +155,7 @@ class Folder:
         with self._access():
             for file in (self._stamps, *self._files):
                 file.flush()
-            with suppress(OSError):  # not every system can flush a folder
-                flush(self.path, os.O_RDONLY)
+            flush(self.path)
             self._check_place()
         rows = self._row[:count].copy()
         self._referenced[rows] = True
@@ -291,16 +287,18 @@ class Folder:
         """Raise if `buffer.json` is that of another buffer; write it if there is none."""
         path = self.path / "buffer.json"
         if not path.exists():
+            # Columns are described by the state. Early versions described them here, and expect the field.
+            about = {"version": VERSION, "capacity": self.capacity, "columns": []}
             with replacing(path) as scratch:
-                scratch.write_text(json.dumps({"version": VERSION, "capacity": self.capacity}), "utf-8")
+                scratch.write_text(json.dumps(about), "utf-8")
         try:
             about = json.loads(path.read_text("utf-8"))
             version, capacity = about["version"], about["capacity"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"{path} is damaged: {error!r}. {ADVICE}") from None
-        if version not in (1, VERSION):
+        if version != VERSION:
             raise StorageError(
-                f"{self.path} is a buffer of format version {version!r}; this Holdfast reads versions 1 to {VERSION}. "
+                f"{self.path} is a buffer of format version {version!r}; this Holdfast reads version {VERSION}. "
                 "Continue with the Holdfast that made it, or use another folder."
             )
         if capacity != self.capacity:
@@ -311,9 +309,10 @@ class Folder:
 
     def _use(self, layout: Layout) -> None:
         """Let these be the columns, with no checksums yet."""
-        self._files, self.layout = self._open(layout), layout
+        files = self._open(layout)
+        self._reserved = self._reserved if layout == self.layout else 0
+        self._files, self.layout = files, layout
         self._sums = numpy.zeros((len(layout), self.capacity), numpy.int32)
-        self._reserved = 0
 
     def _open(self, layout: Layout) -> list[_RowFile]:
         """The files of such columns. They are named after number, shape and type, as in 0-3x4x2-uint8.rows."""
@@ -450,6 +449,5 @@ def _take_possession(path: Path) -> int:
         )
     for scratch in path.glob(".buffer.json*"):  # left by a process that was killed
         scratch.unlink()
-    with suppress(OSError):  # not every system can flush a folder
-        flush(path.parent, os.O_RDONLY)
+    flush(path.parent)
     return handle

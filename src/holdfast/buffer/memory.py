@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer.layout import Layout, affordable, layout_of
-from holdfast.buffer.state import columns_of
+from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of
 from holdfast.errors import UsageError
 
 __all__ = ["Memory"]

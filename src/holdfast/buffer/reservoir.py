@@ -10,11 +10,10 @@ from torch import Tensor
 
 from holdfast.buffer.base import Draw, Placement, Storage
 from holdfast.buffer.folder import Folder
-from holdfast.buffer.layout import check_fit, layout_of, parts_of
+from holdfast.buffer.layout import check_fit, check_schema, columns_of, layout_of, parts_of
 from holdfast.buffer.memory import Memory
-from holdfast.buffer.state import check_schema, columns_of
 from holdfast.errors import UsageError
-from holdfast.nested import Nested, outline, rebuild, rows
+from holdfast.nested import Nested, outline, rebuild
 from holdfast.pure import pure
 from holdfast.rng import restore
 
@@ -97,7 +96,7 @@ class Reservoir:
         self.generator = generator or torch.Generator()
         self.device = self.generator.device
         self.place: Placement = place
-        """Decides which samples are stored. A pure function: an engine may replace it by its compiled form."""
+        """The policy: decides which of the offered samples are stored, and where."""
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self._offered = 0
         self._form: dict[str, Any] = {}
@@ -125,15 +124,14 @@ class Reservoir:
 
     def check(self, x: Nested, y: Nested) -> None:
         """Raise if samples like these, logits aside, do not fit the buffer, or if a disk is too full for them."""
-        parts = parts_of(x, y)
+        parts, count = parts_of(x, y)
         if self._offered:
-            stored = {name: column for name, column in self._storage.layout.items() if name != "logits"}
-            check_fit(layout_of(parts), stored)
-            self._storage.reserve(_count(parts))
+            check_fit(layout_of(parts), {name: each for name, each in self._storage.layout.items() if name != "logits"})
+            self._storage.reserve(count)
 
     def check_whole(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Raise if samples like these, with these logits or with none, do not fit the buffer."""
-        parts = parts_of(x, y, logits)
+        parts, _ = parts_of(x, y, logits)
         if self._offered:
             check_fit(layout_of(parts), self._storage.layout)
 
@@ -147,8 +145,7 @@ class Reservoir:
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
-        parts = self._admit(x, y, logits)
-        count = _count(parts)
+        parts, count = self._admit(x, y, logits)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         slots = self.place(uniforms, self.seen, self.capacity)
         ordered = [parts[name] for name in self._storage.layout]
@@ -163,7 +160,7 @@ class Reservoir:
 
     def contents(self) -> Draw:
         """All stored samples, in slot order, where they are stored; a folder is read into host memory as a whole."""
-        self._check_known()
+        self._check_draw(1)
         return self._draw(self._storage.first(self.stored))
 
     def widen(self, outputs: int) -> None:
@@ -224,25 +221,21 @@ class Reservoir:
         """Leave the folder, if the buffer is in one, to others. Samples added after the last `commit` are lost."""
         self._storage.close()
 
-    def _admit(self, x: Nested, y: Nested, logits: Tensor | None) -> dict[str, Tensor]:
-        """The tensors of samples by name, when there is room for them; raises if there is none or they do not fit."""
-        parts = parts_of(x, y, logits)
+    def _admit(self, x: Nested, y: Nested, logits: Tensor | None) -> tuple[dict[str, Tensor], int]:
+        """The tensors of samples by name, and their number; raises if they do not fit or there is no room."""
+        parts, count = parts_of(x, y, logits)
         layout = layout_of(parts)
         if self._offered:
             check_fit(layout, self._storage.layout)
         else:  # until a sample is stored, the columns may still change
             self._storage.make(layout)
             self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
-        self._storage.reserve(_count(parts))
-        return parts
-
-    def _check_known(self) -> None:
-        if not self._form:
-            raise UsageError("the buffer is empty: nothing has been added yet.")
+        self._storage.reserve(count)
+        return parts, count
 
     def _check_draw(self, n: int) -> None:
         if not self.stored:
-            raise UsageError("the buffer is empty: add samples before drawing from it.")
+            raise UsageError("the buffer is empty: add samples before reading them.")
         if n < 1:
             raise UsageError(f"at least 1 sample must be drawn, not {n}.")
 
@@ -272,8 +265,3 @@ def open_storage(storage: str | Path, capacity: int, device: torch.device) -> St
     if storage not in ("device", "host"):
         raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")
     return Memory(capacity, device, device if storage == "device" else torch.device("cpu"))
-
-
-def _count(parts: dict[str, Tensor]) -> int:
-    """How many samples there are."""
-    return rows(next(iter(parts.values())))

@@ -13,7 +13,7 @@ from holdfast.buffer.base import Draw
 from holdfast.buffer.layout import Column, layout_of
 from holdfast.buffer.reservoir import Reservoir, distinct, open_storage
 from holdfast.errors import UsageError
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested
 from holdfast.ranks import Ranks, to_device
 from holdfast.rng import derive_seed
 
@@ -82,9 +82,9 @@ class ShardedReservoir(Reservoir):
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
         with self.ranks.together("add samples") as meeting:
-            parts = self._admit(x, y, logits)
+            parts, count = self._admit(x, y, logits)
             columns = ", ".join(f"{name} {column}" for name, column in layout_of(parts).items())
-            meeting.count, meeting.form = rows(parts), f"samples of {columns} after {self.offered}"
+            meeting.count, meeting.form = count, f"samples of {columns} after {self.offered}"
         counts = torch.tensor(meeting.counts)
         uniforms = torch.rand(int(counts.sum()), dtype=torch.float64, generator=self.generator)
         slots = self.place(uniforms, self.seen, self.capacity)
@@ -116,7 +116,7 @@ class ShardedReservoir(Reservoir):
     def contents(self) -> Draw:
         """All stored samples, in slot order, on every rank and in host memory."""
         with self.ranks.together("read the buffer"):
-            self._check_known()
+            self._check_draw(1)
         return self._draw(self._gathered())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_p
 from holdfast.config import RunConfig
 from holdfast.display import RunDisplay, data_progress, output, table, tell
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.learners import method_names
+from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
 from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
@@ -113,7 +113,8 @@ def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[s
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:
             raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")
-    config = RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given}).parse(settings)
+    preset = RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given})
+    config = preset.parse(settings, settings_for(preset))
     if "buffer_size" in given and config.buffer_size is None:
         raise UsageError(f"method '{method}' stores no samples: leave out --buffer-size.")
     return config

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from holdfast.data.files import data_root
@@ -27,6 +28,16 @@ class ImageSet(NamedTuple):
 
     images: Tensor
     labels: Tensor
+
+    def select(self, index: Tensor | slice) -> ImageSet:
+        """The samples at these places."""
+        return ImageSet(self.images[index], self.labels[index])
+
+    @staticmethod
+    def joined(parts: Iterable[ImageSet]) -> ImageSet:
+        """Several sets, one after the other."""
+        images, labels = zip(*parts, strict=True)
+        return ImageSet(torch.cat(images), torch.cat(labels))
 
 
 class Dataset(NamedTuple):

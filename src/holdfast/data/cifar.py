@@ -7,7 +7,7 @@ import math
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,13 @@ class Cifar(ArchivedSource):
         files = self._read_folder(folder) if folder.is_dir() else self._read_archive(root)
         names = self._class_names(files, folder)
         train, test = (
-            _join(self._batch(files[name], folder / name, len(names)) for name in split)
+            ImageSet.joined(self._batch(files[name], folder / name, len(names)) for name in split)
             for split in (self.train, self.test)
         )
         return Dataset(train, test, len(names), names)
 
     def _folder_status(self, folder: Path, verify: bool) -> Status:
-        return files_status(folder, self.checksums, (lambda: self._read_folder(folder)) if verify else None)
+        return files_status(folder, self.checksums, self._read_folder if verify else None)
 
     def _read_folder(self, folder: Path) -> dict[str, bytes]:
         remedy = "Unpack the archive again."
@@ -151,11 +151,6 @@ class Cifar(ArchivedSource):
         if len(labels) != len(images) or not all(isinstance(label, int) and 0 <= label < classes for label in labels):
             raise DataError(f"{path} does not hold one label from 0 to {classes - 1} for each image.")
         return ImageSet(torch.from_numpy(images).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
-
-
-def _join(batches: Iterable[ImageSet]) -> ImageSet:
-    images, labels = zip(*batches, strict=True)
-    return ImageSet(torch.cat(images), torch.cat(labels))
 
 
 _HOME = "https://www.cs.toronto.edu/~kriz/"

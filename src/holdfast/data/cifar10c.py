@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -37,7 +36,7 @@ class Cifar10C(ArchivedSource):
     """Rows of every file: the test images at five severities."""
     refusal: ClassVar[str] = (
         "cifar10-c is test data only: it has no training images to load. "
-        "'holdfast analyze RUN --corruptions' uses it for runs on seq-cifar10."
+        "'holdfast analyze RUN --corruptions' uses it for runs on CIFAR-10."
     )
 
     @property
@@ -56,16 +55,17 @@ class Cifar10C(ArchivedSource):
         return path if path == root / FOLDER else self._unpack(path, root, progress)
 
     def _folder_status(self, folder: Path, verify: bool) -> Status:
-        found = files_status(folder, self.shapes, (lambda: self._check(folder)) if verify else None)
+        found = files_status(folder, self.shapes, self._check if verify else None)
         if found.state != "verified":
             return found
         # Only the archive has a published checksum, so that a folder is never more than "present".
         return found._replace(state="present", detail="Every file has the published shape; there are no checksums.")
 
     def _check(self, folder: Path) -> None:
-        wrong = [name for name, shape in self.shapes.items() if not _holds(folder / name, shape)]
-        if wrong:
-            raise DataError(f"{folder} is damaged: {', '.join(wrong)} not as published.")
+        for name, shape in self.shapes.items():
+            stored = map_array(folder / name)  # the numbers are not read
+            if stored.shape != shape or not np.issubdtype(stored.dtype, np.integer):
+                raise DataError(f"{folder / name} is not as published: it should hold integers of shape {shape}.")
 
     def _unpack(self, archive: Path, root: Path, progress: Reporter | None) -> Path:
         """Make the complete folder in `root`, or nothing."""
@@ -95,15 +95,6 @@ class Cifar10C(ArchivedSource):
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return root / FOLDER
-
-
-def _holds(file: Path, shape: Iterable[int]) -> bool:
-    """Whether the file is an array of integers of that shape; the numbers are not read."""
-    try:
-        stored = map_array(file)
-    except DataError:
-        return False
-    return stored.shape == tuple(shape) and np.issubdtype(stored.dtype, np.integer)
 
 
 DATASETS.register("cifar10-c", "CIFAR-10's test images under 19 corruptions at 5 severities, for 'holdfast analyze'")(

@@ -39,8 +39,8 @@ class ArchivedSource:
         raise NotImplementedError
 
 
-def files_status(folder: Path, names: Iterable[str], check: Callable[[], object] | None) -> Status:
-    """Whether `folder` has all these files. `check` raises a DataError if they are not the published ones."""
+def files_status(folder: Path, names: Iterable[str], check: Callable[[Path], object] | None) -> Status:
+    """Whether `folder` has all these files. `check(folder)` raises a DataError if they are not the published ones."""
     paths = [folder / name for name in names]
     gone = [path.name for path in paths if not path.is_file()]
     size = sum(path.stat().st_size for path in paths if path.is_file())
@@ -49,7 +49,7 @@ def files_status(folder: Path, names: Iterable[str], check: Callable[[], object]
     if check is None:
         return Status("present", folder, "Every file is there; their contents were not checked.", size)
     try:
-        check()
+        check(folder)
     except DataError as error:
         return Status("damaged", folder, str(error), size)
     return Status("verified", folder, "Every file is the published one.", size)

@@ -83,7 +83,7 @@ class Mnist:
     def _read(self, name: str) -> bytes:
         return read_checked(self.folder / name, self.checksums[name], "Install Holdfast again.")
 
-    def _check(self) -> None:
+    def _check(self, folder: Path) -> None:
         for name in self.checksums:
             self._read(name)
 

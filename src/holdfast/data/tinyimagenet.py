@@ -67,13 +67,11 @@ def _zip_tree(path: Path, opened: zipfile.ZipFile) -> Tree:
 
 
 class Contents(NamedTuple):
-    """The image files and labels of both splits, and a key that differs for all other contents."""
+    """The classes, the images of both splits with their labels, and a key that differs for all other contents."""
 
     wnids: tuple[str, ...]
-    train: list[str]
-    train_labels: list[int]
-    test: list[str]
-    test_labels: list[int]
+    train: dict[str, int]
+    test: dict[str, int]
     key: str
 
 
@@ -91,12 +89,8 @@ class TinyImageNet(ArchivedSource):
         with self._open(root) as tree:
             contents = self._survey(tree)
             train, test = _read_cache(root / CACHE, contents) or self._decode(tree, contents, root, progress)
-        return Dataset(
-            ImageSet(train, torch.tensor(contents.train_labels)),
-            ImageSet(test, torch.tensor(contents.test_labels)),
-            self.classes,
-            contents.wnids,
-        )
+        labels = [torch.tensor(list(split.values())) for split in (contents.train, contents.test)]
+        return Dataset(ImageSet(train, labels[0]), ImageSet(test, labels[1]), self.classes, contents.wnids)
 
     def _folder_status(self, folder: Path, verify: bool) -> Status:
         if not verify:
@@ -127,20 +121,19 @@ class TinyImageNet(ArchivedSource):
     def _survey(self, tree: Tree) -> Contents:
         """The contents of a complete tree; anything that is missing raises."""
         wnids = tuple(_text(tree, "wnids.txt").split())
-        if len(set(wnids)) != self.classes:
-            raise DataError(f"{tree.path / 'wnids.txt'} names {len(set(wnids))} classes; {self.classes} expected.")
-        train = _images_by_folder(tree.sizes)
-        for wnid in wnids:
-            found = len(train.get(f"train/{wnid}/images", ()))
-            if found != self.train_per_class:
+        if not len(wnids) == len(set(wnids)) == self.classes:
+            raise DataError(f"{tree.path / 'wnids.txt'} does not name {self.classes} different classes.")
+        images = _images_by_folder(tree.sizes)
+        train: dict[str, int] = {}
+        for label, wnid in enumerate(wnids):
+            found = images.get(f"train/{wnid}/images", [])
+            if len(found) != self.train_per_class:
                 where = tree.path / "train" / wnid / "images"
-                raise DataError(f"{where} holds {found} images; {self.train_per_class} expected. Unpack it again.")
+                raise DataError(f"{where} holds {len(found)} images; {self.train_per_class} expected. Unpack it again.")
+            train |= dict.fromkeys(found, label)
         test = _annotations(tree, {wnid: label for label, wnid in enumerate(wnids)})
-        self._match_annotations(tree, test, train.get("val/images", []))
-        files = [name for wnid in wnids for name in train[f"train/{wnid}/images"]]
-        labels = [label for label in range(self.classes) for _ in range(self.train_per_class)]
-        key = _key([*zip(files, labels, strict=True), *test.items()], tree.sizes)
-        return Contents(wnids, files, labels, list(test), list(test.values()), key)
+        self._match_annotations(tree, test, images.get("val/images", []))
+        return Contents(wnids, train, test, _key({**train, **test}, tree.sizes))
 
     def _match_annotations(self, tree: Tree, annotated: dict[str, int], found: list[str]) -> None:
         annotations = tree.path / "val" / "val_annotations.txt"
@@ -155,7 +148,7 @@ class TinyImageNet(ArchivedSource):
     def _decode(self, tree: Tree, contents: Contents, root: Path, progress: Reporter | None) -> tuple[Tensor, Tensor]:
         if tree.path.is_file() and archive_status(self.archive, root, verify=True).state == "damaged":
             raise self.archive.damaged(root, "it is not the published file")
-        images = _decode_all(tree, contents.train + contents.test, progress)
+        images = _decode_all(tree, [*contents.train, *contents.test], progress)
         train, test = images[: len(contents.train)], images[len(contents.train) :]
         _write_cache(root / CACHE, contents.key, train, test)
         return train, test
@@ -189,9 +182,9 @@ def _annotations(tree: Tree, label_of: dict[str, int]) -> dict[str, int]:
     return labels
 
 
-def _key(labelled: list[tuple[str, int]], sizes: dict[str, int]) -> str:
+def _key(labels: dict[str, int], sizes: dict[str, int]) -> str:
     """A hash of every image's name, label and size; the same for the zip and its unpacked folder."""
-    lines = "\n".join(f"{name} {label} {sizes[name]}" for name, label in labelled)
+    lines = "\n".join(f"{name} {label} {sizes[name]}" for name, label in labels.items())
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -210,15 +203,13 @@ def _decode_image(tree: Tree, name: str) -> np.ndarray[tuple[int, ...], np.dtype
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(tree.read(name)), formats=("JPEG",)) as image:
-            if image.size != (SIDE, SIDE):  # before anything of that size is made
-                width, height = image.size
-                raise DataError(f"{tree.path / name} is {width} x {height} pixels; 64 x 64 expected.")
-            pixels = np.asarray(image.convert("RGB"))
-    except DataError:
-        raise
+        image = Image.open(io.BytesIO(tree.read(name)), formats=("JPEG",))
+        # Pixels of other images are never decoded: they may need any amount of memory.
+        pixels = np.asarray(image.convert("RGB")) if image.size == (SIDE, SIDE) else None
     except Exception as error:  # a broken image may raise anything
         raise DataError(f"{tree.path / name} is not a whole JPEG ({error}). Unpack it again.") from None
+    if pixels is None:
+        raise DataError(f"{tree.path / name} is {image.width} x {image.height} pixels; {SIDE} x {SIDE} expected.")
     return pixels.transpose(2, 0, 1)
 
 

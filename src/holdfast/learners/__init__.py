@@ -1,15 +1,20 @@
 """What one step does, nothing else: `base` is the interface, every method has one file."""
 
-from holdfast.learners.base import Learner, Parts, ReplayLearner, make_learner, settings_of
+from holdfast.learners.agem import AveragedGem
+from holdfast.learners.base import Learner, Parts, ReplayLearner, make_learner, settings_for, settings_of
+from holdfast.learners.clser import ClsEr
 from holdfast.learners.consistency import ConsistencyReplay
 from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.losses import Loss, Losses, Offer
+from holdfast.learners.lwf import WithoutForgetting
 from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
 from holdfast.learners.sgd import Joint, Sgd
 from holdfast.methods import LEARNERS, method_names
 
 __all__ = [
     "LEARNERS",
+    "AveragedGem",
+    "ClsEr",
     "ConsistencyReplay",
     "ExperienceReplay",
     "FadingRate",
@@ -23,8 +28,10 @@ __all__ = [
     "PlainSgd",
     "ReplayLearner",
     "Sgd",
+    "WithoutForgetting",
     "make_learner",
     "make_optimizer",
     "method_names",
+    "settings_for",
     "settings_of",
 ]

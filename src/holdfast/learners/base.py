@@ -32,7 +32,7 @@ from holdfast.ranks import Ranks
 from holdfast.registry import unknown_name
 from holdfast.rng import generator as seeded_generator
 
-__all__ = ["Learner", "Parts", "ReplayLearner", "make_learner", "settings_of"]
+__all__ = ["Learner", "Parts", "ReplayLearner", "make_learner", "settings_for", "settings_of"]
 
 
 class Learner:
@@ -374,17 +374,27 @@ def settings_of(learner: type[Learner]) -> dict[str, Parameter]:
     return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is not each.empty}
 
 
+def settings_for(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run's method that no other field of its config decides, by name, with their defaults."""
+    learner = _learner_named(config.method)
+    decided = learner.arguments(config)
+    return {name: each.default for name, each in settings_of(learner).items() if name not in decided}
+
+
 def make_learner(config: RunConfig, parts: Parts) -> Learner:
     """The learner for `config.method`: one registered under that name, or consistency replay with that regularizer."""
-    if config.method not in LEARNERS and config.method not in REGULARIZERS:
-        raise unknown_name("method", config.method, method_names())
-    learner: type[Learner] = LEARNERS.get(config.method, LEARNERS["consistency"])
-    given = learner.arguments(config)
-    known = [name for name in settings_of(learner) if name not in given]
+    learner, known = _learner_named(config.method), list(settings_for(config))
     for name, _ in config.settings:
         if name not in known:
             raise unknown_name(f"setting of {config.method}", name, known)
     for name, _ in config.options:
-        if "options" not in given:
+        if "options" not in learner.arguments(config):
             raise UsageError(f"{config.method} has no regularizer, and so no option regularizer.{name}.")
     return learner.from_config(config, parts)
+
+
+def _learner_named(method: str) -> type[Learner]:
+    if method not in LEARNERS and method not in REGULARIZERS:
+        raise unknown_name("method", method, method_names())
+    learner: type[Learner] = LEARNERS.get(method, LEARNERS["consistency"])
+    return learner

@@ -160,7 +160,7 @@ class Transaction:
             # With several ranks, before the backward pass, which waits for the other ranks.
             with self._together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
-                    learner.buffer.check_whole(*losses.offer)
+                    learner.buffer.reserve(*losses.offer)
                 _check_loss(losses.total, read, self._minibatch)
         except HoldfastError:
             self.roll_back()

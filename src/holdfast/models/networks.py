@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "features", "preferred_threads"]
+__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "features", "preferred_threads"]
 
 MODELS: Registry[Callable[[tuple[int, ...], int], nn.Module]] = Registry("model")
 """Constructors (shape of one input, number of classes) -> network.
@@ -39,6 +39,14 @@ def features(model: nn.Module, x: Any) -> Tensor:
             "the last linear layer sees: pool and flatten there."
         )
     return found
+
+
+def count_outputs(model: nn.Module) -> int:
+    """How many outputs the model has: those of its last linear layer."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise UsageError(f"{type(model).__name__} has no nn.Linear, so that its number of outputs is not known.")
+    return layers[-1].out_features
 
 
 def preferred_threads(name: str) -> int | None:

@@ -66,14 +66,7 @@ def _batchnorm(
 
 @torch.library.custom_op("holdfast::batchnorm_backward", mutates_args=())
 def _batchnorm_backward(
-    dy: Tensor,
-    x: Tensor,
-    y: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    statistics: Tensor,
-    eps: float,
-    relu: bool,
+    dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from holdfast.models.batchnorm import kernels
 

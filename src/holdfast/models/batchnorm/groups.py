@@ -38,8 +38,6 @@ class _Groups:
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
         """Empty outside of grouped passes: everything is one minibatch."""
-        self.rows = 0
-        """The sum of the sizes."""
         self.strayed = False
         """Whether a BatchNorm was given another number of rows, which cannot be assigned to minibatches."""
 
@@ -74,7 +72,7 @@ class GroupedBatchNorm(_BatchNorm):
         if len(sizes) < 2 or not self.separates:
             return super().forward(input)
         self.calls += 1
-        if input.shape[0] != self.groups.rows:
+        if input.shape[0] != sum(sizes):
             self.groups.strayed = True
             return super().forward(input)  # any output will do: `GroupedForward` repeats the pass
         if not self.own_forward and self._equal(input):
@@ -277,7 +275,7 @@ class GroupedForward:
         for norm in self.grouped:
             norm.calls = 0
         for groups in self.groups:
-            groups.sizes, groups.rows, groups.strayed = tuple(sizes), sum(sizes), False
+            groups.sizes, groups.strayed = tuple(sizes), False
         try:
             return list(torch.split(network(x), list(sizes)))
         finally:

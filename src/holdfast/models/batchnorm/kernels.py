@@ -80,15 +80,7 @@ def _statistics(mean, variance, weight, bias, group, channel, channels, eps):
 
 @triton.jit(do_not_specialize=["pieces", "turns"])
 def _add_up(
-    x,
-    partial,
-    rows,
-    channels,
-    pieces,
-    turns,
-    UNROLLED: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    x, partial, rows, channels, pieces, turns, UNROLLED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     """Sums of a piece's values and of their squares. The group's first value is subtracted: means may be large."""
     group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
@@ -238,15 +230,7 @@ def _descend(
 
 @triton.jit(do_not_specialize=["groups"])
 def _update(
-    statistics,
-    running_mean,
-    running_var,
-    batches,
-    channels,
-    momentum,
-    correction,
-    groups,
-    CHANNELS: tl.constexpr,
+    statistics, running_mean, running_var, batches, channels, momentum, correction, groups, CHANNELS: tl.constexpr
 ):
     """Update the running statistics by each group in order."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -309,14 +293,7 @@ def forward(
 
 
 def backward(
-    dy: Tensor,
-    x: Tensor,
-    y: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    statistics: Tensor,
-    eps: float,
-    relu: bool,
+    dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of input, weight, bias and shortcut; `y` is the output if there was a shortcut, else None."""
     groups = statistics.shape[1]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.buffer.state import FIELDS, FOLDER_FIELDS
+from holdfast.buffer.layout import FIELDS, FOLDER_FIELDS
 from holdfast.rng import generator
 
 NONSENSE = [

@@ -1,0 +1,87 @@
+"""A-GEM: a step must not raise the loss on stored samples.
+
+Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019. The original fills its memory at the end of each
+task; here the memory is the reservoir, so that no boundaries are needed (elsewhere called A-GEM-R).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.config import RunConfig
+from holdfast.learners.base import ReplayLearner
+from holdfast.learners.losses import Losses, Offer, widen
+from holdfast.learners.optimizers import Optimizer, forget_gradients, gradients_of
+from holdfast.learners.options import ReplayOptions, check_sizes
+from holdfast.methods import LEARNERS
+from holdfast.nested import Nested, rows
+
+__all__ = ["AveragedGem"]
+
+
+@LEARNERS.register("agem", "A-GEM: gradients that do not raise the loss on stored samples")
+class AveragedGem(ReplayLearner):
+    """The gradient g of the minibatch is projected where it would raise the loss on a draw, whose gradient is r.
+
+    g <- g - (g . r / r . r) r    if g . r < 0
+
+    Options of this learner:
+
+    replay_size: samples drawn per step. Default: as many as observed.
+    """
+
+    terms = ("current", "replay")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        replay_size: int | None = None,
+        **shared: Unpack[ReplayOptions],
+    ) -> None:
+        super().__init__(model, optimizer, **shared)
+        check_sizes(replay_size=replay_size)
+        self.replay_size = replay_size
+
+    @classmethod
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """The draw has the size of a run's replay batch."""
+        return {"replay_size": config.replay_size}
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """The loss of the minibatch, and that of a draw beside it."""
+        outputs = self.forward(self.view(x))
+        self.check_labels(y, outputs)
+        current, terms = self.criterion(outputs, y), {}
+        if self.buffer.stored:
+            drawn = self.buffer.sample(self.replay_size or rows(y))
+            terms["replay"] = self.criterion(self.forward(self.view(drawn.x)), drawn.y)
+        return Losses(current, current=current, offer=Offer(x, y), **terms)
+
+    def backward(self, losses: Losses) -> list[Tensor]:
+        """The gradient of the minibatch, projected where it points against that of the draw."""
+        if "replay" not in losses.terms:
+            return super().backward(losses)
+        forget_gradients(self.optimizer)
+        losses.replay.backward()  # type: ignore[no-untyped-call]
+        reference = [gradient.clone() for gradient in gradients_of(self.optimizer, self.model)]
+        gradients = super().backward(losses)
+        _project(gradients, reference)
+        return gradients
+
+
+@torch.no_grad()
+def _project(gradients: list[Tensor], reference: list[Tensor]) -> None:
+    """Take from the gradients, in place, their part against `reference`; a tensor decides, not a branch."""
+    against = _dot(gradients, reference).clamp(max=0)
+    scale = against / _dot(reference, reference).clamp(min=torch.finfo(torch.float32).tiny)
+    for gradient, other in zip(gradients, reference, strict=True):
+        gradient.sub_(scale.to(gradient.dtype) * other)
+
+
+def _dot(one: list[Tensor], other: list[Tensor]) -> Tensor:
+    return torch.stack([(widen(a) * widen(b)).sum() for a, b in zip(one, other, strict=True)]).sum()

@@ -1,0 +1,129 @@
+"""CLS-ER: two slow averages of the network, whose answers on stored samples it is held to.
+
+Arani, Sarfraz, Zonooz, "Learning Fast, Learning Slow: A General Continual Learning Method based on Complementary
+Learning System", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.learners.base import ReplayLearner
+from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.methods import LEARNERS
+from holdfast.nested import Nested, concat, rows
+from holdfast.rng import generator
+
+__all__ = ["ClsEr"]
+
+
+@LEARNERS.register("clser", "CLS-ER: replay, held to the better of two averaged networks")
+class ClsEr(ReplayLearner):
+    """Replay with a consistency term against a plastic and a stable average of the network.
+
+    loss = CE(minibatch and draw) + consistency * MSE(outputs now, outputs of the better average; draw)
+
+    For each drawn sample, the better average is the one that gives its label the higher probability. After a step,
+    each average moves towards the network with its own probability: w <- d * w + (1 - d) * network, where d is its
+    decay, at first limited to 1 - 1/step. The averages stay in training mode and see drawn samples only; the stable one
+    is evaluated.
+
+    Options of this learner:
+
+    consistency: weight of the consistency term. Default: 0.1.
+    stable_decay, plastic_decay: how slowly each average moves, 0 to 1. Default: 0.999 both.
+    stable_rate, plastic_rate: how often each average moves, as a share of the steps. Default: 0.1 and 0.3.
+    replay_size: samples drawn per step. Default: as many as observed.
+    """
+
+    terms = ("current", "consistency")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        consistency: float = 0.1,
+        stable_decay: float = 0.999,
+        plastic_decay: float = 0.999,
+        stable_rate: float = 0.1,
+        plastic_rate: float = 0.3,
+        replay_size: int | None = None,
+        **shared: Unpack[ReplayOptions],
+    ) -> None:
+        super().__init__(model, optimizer, **shared)
+        check_weights(consistency=consistency)
+        check_sizes(replay_size=replay_size)
+        self.consistency, self.replay_size = consistency, replay_size
+        self.averages = {"stable": (stable_decay, stable_rate), "plastic": (plastic_decay, plastic_rate)}
+        for name, (decay, rate) in self.averages.items():
+            if not (0 <= decay <= 1 and 0 <= rate <= 1):
+                raise UsageError(f"{name}_decay and {name}_rate must lie between 0 and 1, not at {decay} and {rate}.")
+        self.stable, self.plastic = (deepcopy(self.model).requires_grad_(False) for _ in self.averages)
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.generator = generator(self.seed, "averages", self.device)
+
+    @classmethod
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """The draw has the size of a run's replay batch."""
+        return {"replay_size": config.replay_size}
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """Cross-entropy of the minibatch and a draw together, and the distance to the better average on the draw."""
+        view, offer = self.view(x), Offer(x, y)
+        if not self.buffer.stored:
+            outputs = self.forward(view)
+            self.check_labels(y, outputs)
+            loss = self.criterion(outputs, y)
+            return Losses(loss, current=loss, offer=offer)
+        drawn = self.buffer.sample(self.replay_size or rows(y))
+        replayed = self.view(drawn.x)
+        consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))
+        outputs = self.forward(concat([view, replayed]))
+        self.check_labels(y, outputs)
+        current = self.criterion(outputs, concat([y, drawn.y]))
+        return Losses(current + self.consistency * consistency, current=current, consistency=consistency, offer=offer)
+
+    @torch.no_grad()
+    def _better(self, view: Nested, labels: Tensor) -> Tensor:
+        """For each sample, the outputs of the average that is surer of its label, (B, C)."""
+        stable, plastic = (self.forward(view, network) for network in (self.stable, self.plastic))
+        sure = [each.softmax(1).gather(1, labels[:, None]) for each in (stable, plastic)]
+        return torch.where(sure[0] > sure[1], stable, plastic)
+
+    def commit(self, losses: Losses) -> None:
+        """Offer the minibatch to the buffer, and let the averages follow the network."""
+        super().commit(losses)
+        self.updates += 1
+        chances = torch.rand(2, generator=self.generator, device=self.device)
+        for chance, (name, (decay, rate)) in zip(chances.unbind(), self.averages.items(), strict=True):
+            limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
+            # A weight of 0 in place of a branch: a captured step always executes the same operations.
+            _follow(getattr(self, name), self.model, torch.where(chance < rate, 1 - limit, 0.0))
+
+    def evaluated(self) -> nn.Module:
+        """The stable average."""
+        return self.stable
+
+    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
+        """Both averages, how many steps they have seen, and what decides when they move."""
+        averages = {"stable": self.stable, "plastic": self.plastic}
+        return {**averages, "updates": self.updates, "generator": self.generator}
+
+
+@torch.no_grad()
+def _follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
+    """average <- (1 - weight) * average + weight * model, for all parameters."""
+    mine: list[Tensor] = list(average.parameters())
+    theirs: list[Tensor] = list(model.parameters())
+    torch._foreach_mul_(mine, 1 - weight)
+    torch._foreach_add_(mine, list(torch._foreach_mul(theirs, weight)))

@@ -1,0 +1,95 @@
+"""LwF: the network of the last task is the teacher of the next, on the samples of the next.
+
+Li, Hoiem, "Learning without Forgetting", ECCV 2016. The teacher answers each minibatch as it comes, with the same view
+as the network, instead of once per sample before the task; no sample is stored.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import UsageError
+from holdfast.learners.base import Learner
+from holdfast.learners.losses import Losses
+from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.options import Options, check_weights
+from holdfast.methods import LEARNERS
+from holdfast.models import count_outputs
+from holdfast.nested import Nested
+
+__all__ = ["WithoutForgetting"]
+
+
+@LEARNERS.register("lwf", "learning without forgetting: the last task's network as teacher, nothing stored")
+class WithoutForgetting(Learner):
+    """Cross-entropy on the new task, and distillation of the old classes' probabilities from a teacher.
+
+    loss = CE(outputs seen so far) + distillation * H(softmax(teacher / T), softmax(outputs / T); classes of old tasks)
+
+    It needs to be told where tasks begin and end: `begin_task(classes)`, `end_task(x, y)`. During the first task the
+    second term is 0.
+
+    Options of this learner:
+
+    distillation: weight of the second term. Default: 1.
+    temperature: T, above 0. Default: 2.
+    """
+
+    needs_buffer = False
+    needs_boundaries = True
+    terms = ("current", "distillation")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        distillation: float = 1.0,
+        temperature: float = 2.0,
+        **shared: Unpack[Options],
+    ) -> None:
+        super().__init__(model, optimizer, **shared)
+        check_weights(distillation=distillation)
+        if not temperature > 0:
+            raise UsageError(f"temperature must be above 0, not {temperature}.")
+        self.distillation, self.temperature = distillation, temperature
+        self.teacher = deepcopy(self.model).requires_grad_(False).eval()
+        outputs = count_outputs(self.model)
+        # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
+        self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))
+
+    def begin_task(self, classes: tuple[int, ...]) -> None:
+        """Let the outputs of these classes take part from now on."""
+        self.seen[list(classes)] = True
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Make the network as it is now the teacher of the next task."""
+        self.old.copy_(self.seen)
+        self.teacher.load_state_dict(self.model.state_dict())
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """Cross-entropy over the classes seen so far, and distillation over those of earlier tasks."""
+        view = self.view(x)
+        outputs = self.forward(view)
+        self.check_labels(y, outputs)
+        self._check_task(y)
+        current = self.criterion(outputs.masked_fill(~self.seen, -1e9), y)
+        with torch.no_grad():
+            target = (self.forward(view, self.teacher) / self.temperature).masked_fill(~self.old, -1e9).softmax(1)
+        answers = (outputs / self.temperature).masked_fill(~self.old, -1e9).log_softmax(1)
+        # Without an old class, all outputs are masked alike and the term would be a constant: count it as 0.
+        distillation = -(target * answers).sum(1).mean() * self.old.any()
+        return Losses(current + self.distillation * distillation, current=current, distillation=distillation)
+
+    def _check_task(self, y: Tensor) -> None:
+        """Labels must be of classes that `begin_task` has named."""
+        if self.validate and not bool(self.seen[y].all()):
+            self.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))
+
+    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
+        """The teacher, and which outputs belong to which tasks."""
+        return {"teacher": self.teacher, "seen": self.seen, "old": self.old}
