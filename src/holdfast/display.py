@@ -162,7 +162,8 @@ class _Line:
         where += f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
         speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
-        losses = " ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term))
+        shown = {SHORT.get(term, term): value for term, value in terms.items() if value and term != "total"}
+        losses = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
         # A narrow terminal shows fewer details, so that none is cut short.
         room = self._room - len(where)
         speed = speed if len(speed) <= room else ""

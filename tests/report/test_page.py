@@ -268,9 +268,9 @@ def test_figures_are_written_with_their_numbers(stored, tmp_path):
 
 
 def test_a_full_page_leaves_figures_out_and_says_so(stored, monkeypatch):
-    from holdfast.report import page
+    from holdfast.report import gallery
 
-    monkeypatch.setattr(page, "FIGURES_BUDGET", 1_000)
+    monkeypatch.setattr(gallery, "FIGURES_BUDGET", 1_000)
     parsed = Page(render_report(stored(run("er", 80.0), run("l2", 85.0))))
     assert len(parsed.all("svg")) == 1
     assert "2 more figures are left out" in parsed.all("section", id="other")[0]["text"]
