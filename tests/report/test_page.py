@@ -236,6 +236,23 @@ def test_analyses_on_request_from_the_logits_there_are(tmp_path):
     assert "logits.safetensors is not readable" in parsed.all("section", id="skipped")[0]["text"]
 
 
+def test_analyses_leave_out_settings_that_the_tables_do_not_show(stored, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    config = RunConfig.preset("seq-cifar10", "er", buffer_size=500)
+    l2 = RunConfig.preset("seq-cifar10", "l2", buffer_size=500)
+    for each in (config, config.change(seed=1), l2, config.change(method="mse", beta=7.0)):
+        result = make(each, square(60.0, 5))
+        for task in range(5):
+            result.logits[f"logits.{task}"] = torch.randn(20, 10, generator=generator)
+            result.logits[f"labels.{task}"] = torch.arange(20) % 2 + 2 * task
+        save(result, tmp_path)
+    parsed = Page(render_report(gather([tmp_path]), analyses=True))
+    (section,) = parsed.all("section", id="analyses-seq-cifar10-buffer-500")
+    assert "Left out: mse, with other settings than in the tables above." in section["text"]
+    assert "Not every method was analyzed with the same seeds" in section["text"]
+    assert "mse" not in section["text"].replace("Left out: mse", "")
+
+
 def test_results_without_logits_in_single_files_count(stored, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -52,9 +52,9 @@ def report_command(
             analyses = (found := report.runs_with_logits(results)) <= ANALYZED
             if not analyses and format_ == "html":
                 tell(f"calibration and recency of {found} runs left out; --analyses adds them")
-        kept = report.gather_analyses(folders, results)
+        earlier = report.gather_analyses(folders, results)
         path = out or Path("report.html")
-        report.write_report(results, path, format_, experiment, analyses=analyses, kept=kept)
+        report.write_report(results, path, format_, experiment, analyses=analyses, earlier=earlier)
         tell(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -80,9 +81,7 @@ class Gallery:
         return new
 
     def _name(self, chart: Chart) -> str:
-        name, number = f"figure-{chart.slug}", 1
-        while name in self._ids:
-            number += 1
-            name = f"figure-{chart.slug}-{number}"
+        names = (f"figure-{chart.slug}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+        name = next(name for name in names if name not in self._ids)
         self._ids.add(name)
         return name

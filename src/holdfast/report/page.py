@@ -87,7 +87,7 @@ def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Find
         sections=[
             *_experiment_sections(filled, gallery),
             *_other_sections(runs, filled, gallery),
-            *_analysis_sections(analyses, gallery),
+            *_analysis_sections(analyses, filled, gallery),
         ],
         runs=by_benchmark(runs),
         run_columns=COLUMNS,
@@ -155,20 +155,36 @@ def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery:
     ]
 
 
-def _analysis_sections(analyses: Sequence[Findings], gallery: Gallery) -> list[Section]:
+def _analysis_sections(analyses: Sequence[Findings], tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     """What the logits say beyond accuracy, a section per comparison."""
-    names = _unique_names([found.title for found in analyses])
-    return [
-        Section(
-            id=f"analyses-{slug(name)}",
-            name=f"Analyses: {name}",
-            title=f"Can it be trusted? {name}",
-            about=_about(found),
-            figures=gallery.draw(analysis_charts(found).values()),
-            notes=[f"{claim.statement}: {claim.outcome} ({claim.detail})" for claim in found.claims],
+    shown = {v.cell.config.change(seed=0) for table in tables for v in table.verdicts if v.n}
+    sections = []
+    for name, found in zip(_unique_names([found.title for found in analyses]), analyses, strict=True):
+        found, notes = _as_in_the_tables(found, shown)
+        sections.append(
+            Section(
+                id=f"analyses-{slug(name)}",
+                name=f"Analyses: {name}",
+                title=f"Can it be trusted? {name}",
+                about=_about(found),
+                figures=gallery.draw(analysis_charts(found).values()),
+                notes=[f"{c.statement}: {c.outcome} ({c.detail})" for c in found.claims] + notes,
+            )
         )
-        for name, found in zip(names, analyses, strict=True)
-    ]
+    return sections
+
+
+def _as_in_the_tables(found: Findings, shown: set[RunConfig]) -> tuple[Findings, list[str]]:
+    """The comparison without settings that the tables do not show, if they show others, and a note for readers."""
+    same = tuple(summary for summary in found.summaries if summary.config.change(seed=0) in shown)
+    notes = []
+    if 0 < len(same) < len(found.summaries):
+        others = ", ".join(summary.label for summary in found.summaries if summary not in same)
+        notes.append(f"Left out: {others}, with other settings than in the tables above.")
+        found = replace(found, summaries=same)
+    if len({summary.seeds for summary in found.summaries}) > 1:
+        notes.append("Not every method was analyzed with the same seeds; differences of a point or two may be chance.")
+    return found, notes
 
 
 def _about(found: Findings) -> str:

@@ -57,13 +57,13 @@ def render_report(
     experiment: str | None = None,
     *,
     analyses: bool = False,
-    kept: Sequence[Findings] = (),
+    earlier: Sequence[Findings] = (),
 ) -> str:
     """The report as text: of every experiment that has results, or of one.
 
     The HTML page also has the runs that belong to no experiment; CSV has a row per run where no experiment has results.
     `analyses` adds calibration, recency and transfer to the page, computed from the logits stored with the results: a
-    second for about ten runs. `kept` are analyses made before, which the page shows as well.
+    second for about ten runs. `earlier` analyses are shown on the page as well.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, list(FORMATS))
@@ -74,7 +74,7 @@ def render_report(
             results = results.sound()
             found = compare(stored.analysis for stored in results if stored.analysis)
         title = f"Holdfast: {experiment}" if experiment else "Holdfast report"
-        return html_page(results, made, [*found, *kept], title=title)
+        return html_page(results, made, [*found, *earlier], title=title)
     filled = [table for table in made if experiment or table.count("missing") < len(table.verdicts)]
     if format == "csv":
         rows = tables.cell_numbers(filled) if filled else run_numbers(stored.result for stored in results)

@@ -190,9 +190,6 @@ def _name_lines(figure: Figure, styles: Mapping[str, Style]) -> None:
         bbox_to_anchor=(0.05 / width, 1 - 0.38 / height),
         frameon=False,
         fontsize=10,
-        borderaxespad=0.2,
-        handlelength=2.2,
-        columnspacing=1.4,
     )
     legend.set_in_layout(False)
 

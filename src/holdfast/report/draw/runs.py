@@ -112,10 +112,12 @@ def draw_cells(
                 panel.text(column, at, f"{value:{format}}", ha="center", va="center", fontsize=10, color=color)
 
 
-def draw_dots(panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str = "", note: str = "") -> Figure:
+def draw_dots(
+    panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str = "", note: str = "", from_zero: bool = False
+) -> Figure:
     """A row per label with a dot and its interval, open diamonds for published numbers; a panel for each entry.
 
-    The rows are those of the first panel. A line marks zero where a panel has numbers on both sides of it.
+    The rows are those of the first panel. A line marks zero where a panel reaches it, as it does if `from_zero`.
     """
     rows = list(next(iter(panels.values())))
     styles = looks(rows, variants_differ=False)
@@ -133,7 +135,9 @@ def draw_dots(panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str
             panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
             panel.margins(x=0.08)
             panel.locator_params(axis="x", nbins=4)
-            if panel.get_xlim()[0] < 0 < panel.get_xlim()[1]:
+            if from_zero:
+                panel.set_xlim(min(0.0, panel.get_xlim()[0]), max(0.0, panel.get_xlim()[1]))
+            if panel.get_xlim()[0] <= 0 <= panel.get_xlim()[1]:
                 panel.axvline(0, color=INK["muted"], linewidth=0.9)
             panel.set_ylim(len(rows) - 0.4, -0.6)
             panel.set_xlabel(axis)
@@ -235,12 +239,5 @@ def _draw_dot(panel: Axes, dot: Dot, place: int, style: Style) -> None:
         panel.plot([dot.low, dot.high], [place, place], color=style.color, linewidth=2, solid_capstyle="butt")
     if not isnan(dot.mean):
         plot_line(panel, [dot.mean], [place], style, marker=style.marker or "o", markersize=6, linestyle="none")
-    place_of = ("axes fraction", "data")
-    panel.annotate(
-        dot.text.replace("-", "−"),
-        (1.03, place),
-        xycoords=place_of,
-        va="center",
-        fontsize=10,
-        annotation_clip=False,
-    )
+    beside = panel.get_yaxis_transform()
+    panel.text(1.03, place, dot.text.replace("-", "−"), transform=beside, va="center", fontsize=10)
