@@ -241,6 +241,12 @@ def test_demo_compares_and_draws(holdfast, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_demo_of_a_single_task(holdfast, tmp_path):
+    code, _, err = holdfast("demo", "--tasks", "1", "--train-limit", "100")
+    assert code == 0, err
+    assert (tmp_path / "holdfast-demo" / "accuracy-over-tasks.svg").exists()
+
+
 def help_of(*command):
     env = {**os.environ, "COLUMNS": "80"}
     shown = subprocess.run(
