@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -96,7 +94,7 @@ def reproduce_command(
         if not all(config in known for config in configs):
             screen = SweepScreen(experiment.name, configs, folder, known, Rates(known, device))
             options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or []}
-            with _terminable(), screen:
+            with screen:
                 summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
             known = load_results(folder, *(results or []))
         if not summary.interrupted:
@@ -122,20 +120,6 @@ def _places(
     remote = Remote(out, mirror)
     remote.fetch()
     return mirror, RayRunner(address, jobs=jobs, device=device, remote=remote)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat SIGTERM, with which batch systems end a job, like Ctrl-C."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data: Path | None, device: str) -> None:
