@@ -119,7 +119,7 @@ def _experiment_sections(tables: Sequence[Table], gallery: Gallery) -> list[Sect
                 figures=gallery.draw(charts),
                 blocks=[*blocks(table, new), *derived_blocks(table)],
                 numbers=cell_numbers([table]),
-                notes=[f"{lean.column}: {lean.reason}." for lean in table.leans],
+                notes=[f"{lean.column}: {lean.reason}." for lean in table.leans] if new else [],
             )
         )
     return sections
