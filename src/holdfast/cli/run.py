@@ -19,7 +19,7 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
-from holdfast.display import RunDisplay, data_progress, output, table, tell
+from holdfast.display import data_progress, output, show_runs, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
@@ -82,13 +82,13 @@ def run_command(
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
-            with _loggers(log or [], config) as loggers, RunDisplay() as display:
+            with _loggers(log or [], config) as loggers, show_runs() as line:
                 found = run(
                     config,
                     stream,
                     device=device,
                     threads=threads,
-                    on_step=_all([display.watch(config.title), *loggers]),
+                    on_step=_all([line(config.title), *loggers]),
                     checkpoint=state if resume else None,
                     every=checkpoint_every,
                 )
