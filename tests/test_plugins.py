@@ -51,6 +51,7 @@ def test_a_command_imports_nothing_from_the_current_folder(hostile):
     assert list(hostile.glob("sprung-*")) == []
 
 
+@pytest.mark.slow
 def test_as_a_module_nothing_after_holdfast_itself(hostile):
     """Python itself puts the current folder first while it imports the package."""
     for name in ("multiprocessing", "rich", "unicodedata", "runpy"):
