@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from holdfast.sweep.runner import Event, Job, Runner
 from holdfast.training import choose_device
 
 __all__ = ["local_runner", "sweep"]
+
+log = logging.getLogger(__name__)
 
 
 def sweep(
@@ -51,19 +54,21 @@ def sweep(
             if watch:
                 watch(event)
 
+    def stop() -> None:
+        log.warning("stopping: every run writes its state. Ctrl-C again ends them at once.")
+        if not hasattr(runner, "request_stop"):
+            raise KeyboardInterrupt
+        runner.request_stop()
+
     job = Job(out, data, device, tuple(plugins), Path.cwd(), checkpoint_every)
     try:
-        with on_stop_signals(getattr(runner, "request_stop", _interrupt)):
+        with on_stop_signals(stop):
             runner(iter(agenda), job, emit)
     except KeyboardInterrupt:
         agenda.summary.interrupted = True
     finally:
         agenda.close()
     return agenda.summary
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def local_runner(device: str = "auto", jobs: int | None = None) -> Runner:
