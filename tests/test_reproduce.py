@@ -71,16 +71,26 @@ def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
 
 
 def test_marks_order_and_claims(holdfast, tmp_path, small):
-    for config, accuracy in ((tiny(), 31.0), (tiny(method="er"), 40.0), (tiny(method="l1"), 50.0)):
-        results.save(made_up(config, accuracy), tmp_path / "runs")
-    code, out, _ = holdfast("small", "--seeds", "1")
+    for config, accuracy in ((tiny(), 30.5), (tiny(method="er"), 40.0), (tiny(method="l1"), 50.0)):
+        for seed in range(3):
+            results.save(made_up(config.change(seed=seed), accuracy), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--seeds", "3")
     assert code == 0
-    assert "31.00✓" in out
-    assert "40.00✗" in out
-    assert "differs: buffer 20, er, rot-mnist: +20.00, allowed 5.97" in out
-    assert "1 cells agree, 1 differ, 0 have no run" in out
+    assert "30.50±0.00✓" in out
+    assert "40.00±0.00✗" in out
+    assert "differs: buffer 20, er, rot-mnist: the difference lies between +18.77 and +21.23 (90 %), outside ±2" in out
+    assert "1 cells agree, 1 differ, 0 are open, 0 have no run" in out
+    assert "rot-mnist: 2 of 2 cells lie over the paper, on average by +10.25" in out
     assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
+
+
+def test_a_single_run_decides_nothing(holdfast, tmp_path, small):
+    results.save(made_up(tiny(), 31.0), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--seeds", "1", "--only", "method=mse")
+    assert code == 0
+    assert "31.00?" in out
+    assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
 
 
 def test_dry_run(holdfast, tmp_path, small):
@@ -168,7 +178,7 @@ def test_results_of_another_protocol_are_not_mixed(holdfast, tmp_path, small):
     assert code == 1  # it lies where the run belongs, and is not overwritten
     assert "of protocol 0" in err
     assert "move it away" in err
-    assert "30.00✓" not in out
+    assert "30.00?" not in out
 
 
 def test_robustness_is_measured_once(holdfast, tmp_path, small, monkeypatch):

@@ -13,8 +13,11 @@ import torch
 import holdfast as hf
 from holdfast.benchmarks import make_benchmark
 from holdfast.data import Dataset, ImageSet, data_root, load
+from holdfast.errors import UsageError
 from holdfast.learners import LEARNERS
+from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import own_generators
+from holdfast.run_state import Checkpointer
 from holdfast.training import choose_device, train
 
 CPU = torch.device("cpu")
@@ -351,6 +354,20 @@ def test_a_network_that_draws_nothing_is_left_alone_after_a_while(small, monkeyp
     assert len(turns) == 50
 
 
+def test_a_run_that_continues_is_left_alone_after_a_while_too(small, monkeypatch, tmp_path):
+    """Its checkpoint has the global generators' states of another process, which says nothing about its network."""
+    settings, path = config(batch_size=8), tmp_path / "run.safetensors"
+    stream = make_benchmark(settings, data_root(None))
+    first = train(settings, stream, CPU, Checkpointer(path, settings, CPU, every=0))
+    while next(first).step < 60:
+        torch.rand(1)  # as anybody may between two steps
+    first.close()
+    turns = []
+    monkeypatch.setattr("holdfast.run_state.swapped_globally", lambda *_: nullcontext(turns.append(1)))
+    run(settings, benchmark=stream, checkpoint=path)
+    assert len(turns) == 50
+
+
 def test_runs_in_threads_have_the_results_they_have_alone(small, forgetful):
     settings = [config("mse", model="forgetful", seed=seed) for seed in range(2)] + [config("er")]
     before, alone = torch.get_rng_state(), [run(setting, threads=1) for setting in settings]
@@ -459,3 +476,57 @@ def test_unknown_names():
     ):
         with pytest.raises(hf.UsageError, match=f"unknown {kind} .*did you mean"):
             run(config(train_limit=100).change(**change))
+
+
+def test_a_method_is_told_where_tasks_begin_and_end(small, monkeypatch):
+    """Once per task, with its classes and its training samples; on a stream without boundaries, never."""
+    told = []
+
+    class Told(LEARNERS["sgd"]):
+        def begin_task(self, classes):
+            told.append(("begin", classes))
+
+        def end_task(self, x, y):
+            told.append(("end", len(x), sorted(set(y.tolist()))))
+
+    monkeypatch.setitem(LEARNERS._entries, "told", Told)
+    settings = config("told", benchmark="seq-mnist", tasks=5)
+    benchmark = make_benchmark(settings, data_root(None))
+    run(settings, benchmark=benchmark)
+    sizes = [len(task.train().labels) for task in benchmark.tasks]
+    expected = []
+    for task, size in zip(benchmark.tasks, sizes, strict=True):
+        expected += [("begin", task.classes), ("end", size, list(task.classes))]
+    assert told == expected
+    told.clear()
+    run(config("told", benchmark="mnist-360", tasks=1, train_limit=200))
+    assert not told
+
+
+def test_a_method_that_needs_boundaries_says_so():
+    with pytest.raises(UsageError, match=r"lwf must be told where tasks begin and end, and mnist-360 has no such"):
+        run(hf.RunConfig.preset("mnist-360", "lwf", train_limit=100))
+
+
+def test_options_that_nobody_reads_are_refused(small, monkeypatch):
+    class Mine(LEARNERS["er"]):
+        """A plugin's learner."""
+
+    monkeypatch.setitem(LEARNERS._entries, "mine", Mine)
+    with pytest.raises(UsageError, match=r"mine has no regularizer, and so no option regularizer\.temperature"):
+        run(config("mine", options=(("temperature", 0.1),)))
+    with pytest.raises(UsageError, match="unknown setting of mine 'decay'"):
+        run(config("mine", settings=(("decay", 0.1),)))
+
+
+def test_settings_of_a_method_reach_it(small):
+    one, other = (run(config("clser", settings=(("stable_decay", value),))) for value in (0.9, 0.5))
+    assert one.config.fingerprint != other.config.fingerprint
+    assert differ(one, other)
+
+
+def test_a_learner_cannot_take_the_name_of_a_regularizer():
+    with pytest.raises(UsageError, match="mse"):
+        LEARNERS.register("mse")(LEARNERS["er"])
+    with pytest.raises(UsageError, match="clser"):
+        REGULARIZERS.register("clser")(lambda current, stored: current.sum())

@@ -72,6 +72,28 @@ def test_what_was_captured_for_other_addresses_is_captured_anew(monkeypatch):
     assert engine._pool != pool
 
 
+def test_the_next_task_is_not_written_into_what_the_benchmark_handed_over(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
+    engine = CapturedEngine(Notebook(), CPU, (), batch_size=4, compiled=False)
+    first, second = data(20), ImageSet(data(20).images + 100, data(20).labels)
+    engine.load(first, classes=10)
+    engine.load(second, classes=10)
+    assert torch.equal(first.images, data(20).images)
+    engine.load(first, classes=10)
+    assert torch.equal(second.images, data(20).images + 100)
+
+
+def test_a_task_hook_drops_the_graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
+    engine = CapturedEngine(Notebook(), CPU, (), batch_size=4, compiled=False)
+    engine.load(data(20), classes=10)
+    engine._graphs[4, 0], engine._uses[4, 0], pool = "a graph", 4, engine._pool
+    engine.learner_changed()
+    assert not engine._graphs
+    assert not engine._uses
+    assert engine._pool != pool
+
+
 class OnGpu:
     """A generator on a GPU, as far as its state goes."""
 

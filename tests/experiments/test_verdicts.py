@@ -1,42 +1,85 @@
 """Verdicts, ranks and claims against examples computed by hand, and against scipy."""
 
 from math import isnan, nan, sqrt
+from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
 from holdfast.config import RunConfig
-from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, assess, claims, kendall_tau
+from holdfast.experiments import (
+    EXPERIMENTS,
+    MEASURES,
+    Cell,
+    Experiment,
+    Published,
+    Results,
+    Stored,
+    Table,
+    Verdict,
+    assess,
+    claims,
+    kendall_tau,
+)
 from holdfast.experiments import load_results as load
-from holdfast.experiments.verdicts import margin, student_t
+from holdfast.experiments.statistics import sign_test, student_t
+from holdfast.experiments.verdicts import _verdict as verdict_on
+from holdfast.experiments.verdicts import difference_interval
+
+from .conftest import made_up
 
 CONFIG = RunConfig.preset("rot-mnist", "mse", buffer_size=200)
 REGULARIZERS = ("l1", "l2", "linf", "kl", "mse", "mi", "simclr", "byol", "dino", "barlow")
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 4, 10, 15, 16, 20, 40, 100, 1000])
-def test_student_t(freedom):
-    assert student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 10, 15, 16, 40, 1001])
+def test_student_t(level, freedom):
+    assert student_t(level, freedom) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom))
 
 
-def test_margin_by_hand():
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 22])
+def test_sign_test_against_scipy(n):
+    for above in range(n + 1):
+        assert sign_test(above, n) == pytest.approx(stats.binomtest(above, n).pvalue)
+    assert isnan(sign_test(0, 0))
+
+
+def test_interval_by_hand():
     # Three runs with std 1 against the paper's three with std 2: pooled 1.5811, four degrees of freedom.
-    assert margin(3, 1.0, Published(90.0, 2.0), 1.0) == pytest.approx(1 + 2.776 * sqrt(2.5) * sqrt(2 / 3))
+    assert difference_interval(3, 1.0, Published(90.0, 2.0)) == pytest.approx(
+        2.1318 * sqrt(2.5) * sqrt(2 / 3), rel=1e-4
+    )
     # One run of ours: their spread alone, two degrees of freedom.
-    assert margin(1, nan, Published(90.0, 2.0), 1.0) == pytest.approx(1 + 4.303 * 2 * sqrt(4 / 3))
+    assert difference_interval(1, nan, Published(90.0, 2.0)) == pytest.approx(2.9200 * 2 * sqrt(4 / 3), rel=1e-4)
     # No published spread: theirs counts as one run.
-    assert margin(3, 1.5, Published(90.0, None), 1.0) == pytest.approx(1 + 4.303 * 1.5 * sqrt(4 / 3))
-    assert margin(1, nan, Published(90.0, None), 1.0) == 1.0
+    assert difference_interval(3, 1.5, Published(90.0, None)) == pytest.approx(2.9200 * 1.5 * sqrt(4 / 3), rel=1e-4)
+    assert isnan(difference_interval(1, nan, Published(90.0, None)))
 
 
-def test_margin_is_the_confidence_interval_of_the_t_test():
-    ours, theirs = [1.0, 2.5, 3.0, 7.0], [4.0, 6.0, 5.0]
-    interval = stats.ttest_ind(ours, theirs).confidence_interval(0.95)
-    half = (interval.high - interval.low) / 2
-    spread = stats.tstd(theirs)
-    assert margin(4, stats.tstd(ours), Published(5.0, spread), 0.0) == pytest.approx(half, rel=1e-3)
+accuracies = st.integers(8800, 9200).map(lambda number: number / 100)
+
+
+@given(st.lists(accuracies, min_size=3, max_size=8), st.lists(accuracies, min_size=3, max_size=3))
+def test_the_verdict_is_that_of_two_one_sided_t_tests(ours, theirs):
+    """The independent oracle: scipy's t-tests of a difference beyond the band, in either direction, at 5 % each."""
+    assume(min(np.ptp(ours), np.ptp(theirs)) > 0.05)
+    std, published = float(np.std(ours, ddof=1)), Published(float(np.mean(theirs)), float(np.std(theirs, ddof=1)))
+    half = difference_interval(len(ours), std, published)
+    difference = float(np.mean(ours)) - published.mean
+    status, _ = verdict_on(len(ours), std, (difference - half, difference + half), published, MEASURES["accuracy"])
+
+    def p(shift, alternative):
+        return stats.ttest_ind(np.add(ours, shift), theirs, alternative=alternative).pvalue
+
+    above, below = p(2, "greater"), p(-2, "less")  # that the difference is over -2, under +2
+    beyond = min(p(-2, "greater"), p(2, "less"))
+    assume(min(abs(value - 0.05) for value in (above, below, beyond)) > 1e-9)
+    expected = "agrees" if max(above, below) < 0.05 else "differs" if beyond < 0.05 else "open"
+    assert status == expected
 
 
 def grid(*cells):
@@ -48,19 +91,123 @@ def cell(method="mse", published=None, metric="accuracy", **changes):
     return Cell("buffer 200", method, "rot-mnist", metric, config, published)
 
 
+def judged(out, published):
+    (verdict,) = assess(grid(cell(published=published)), load(out), range(4)).verdicts
+    return verdict
+
+
 def test_verdict_by_hand(out, store):
     for seed, accuracy in enumerate((89.0, 90.0, 91.0)):
         store(CONFIG.change(seed=seed), accuracy)
-    (verdict,) = assess(grid(cell(published=Published(93.0, 0.5))), load(out), range(4)).verdicts
+    verdict = judged(out, Published(95.0, 0.5))
     assert verdict.values == (89.0, 90.0, 91.0)
     assert (verdict.n, verdict.wanted) == (3, 4)
-    assert (verdict.mean, verdict.std, verdict.difference) == (90.0, 1.0, -3.0)
+    assert (verdict.mean, verdict.std, verdict.difference) == (90.0, 1.0, -5.0)
     # pooled variance (2 * 1 + 2 * .25) / 4 = .625
-    assert verdict.margin == pytest.approx(1 + 2.776 * sqrt(0.625 * 2 / 3))
-    assert verdict.agrees is False
-    assert verdict.status == "differs"
-    (verdict,) = assess(grid(cell(published=Published(92.5, 0.5))), load(out), range(4)).verdicts
-    assert verdict.status == "agrees"
+    half = 2.1318 * sqrt(0.625 * 2 / 3)
+    assert verdict.interval == pytest.approx((-5 - half, -5 + half), rel=1e-4)
+    assert (verdict.status, verdict.reason) == (
+        "differs",
+        "the difference lies between -6.38 and -3.62 (90 %), outside ±2",
+    )
+    verdict = judged(out, Published(90.5, 0.5))
+    assert (verdict.status, verdict.reason) == (
+        "agrees",
+        "the difference lies between -1.88 and +0.88 (90 %), inside ±2",
+    )
+    verdict = judged(out, Published(92.5, 0.5))
+    assert (verdict.status, verdict.reason) == (
+        "open",
+        "the difference lies between -3.88 and -1.12 (90 %), neither inside nor outside ±2: more runs would decide",
+    )
+
+
+@pytest.mark.parametrize("accuracies", [(90.0,), (90.0, 90.0)])
+@pytest.mark.parametrize("published", [Published(90.0, 1.0), Published(20.0, 0.01), Published(20.0, None)])
+def test_fewer_than_three_runs_agree_with_nothing_and_differ_from_nothing(out, store, accuracies, published):
+    """A single run used to agree with anything."""
+    for seed, accuracy in enumerate(accuracies):
+        store(CONFIG.change(seed=seed), accuracy)
+    verdict = judged(out, published)
+    assert verdict.status == "open"
+    assert verdict.reason == f"{'1 run' if len(accuracies) == 1 else '2 runs'}, 3 are needed"
+
+
+def test_runs_that_scatter_are_told_so(out, store):
+    """'differs: -26.94, allowed 71.63' was a riddle."""
+    for seed, accuracy in enumerate((88.0, 89.0, 11.0)):
+        store(CONFIG.change(seed=seed), accuracy)
+    verdict = judged(out, Published(88.08, 0.41))
+    assert (verdict.status, verdict.reason) == ("differs", "our runs scatter by 44.75, the published by 0.41")
+
+
+def column(out, store, shifts, *, seeds=3, published=90.0, std=1.0):
+    """A column of eight methods: what `shifts(method, seed)` adds to the published number."""
+    methods = REGULARIZERS[:8]
+    for number, method in enumerate(methods):
+        for seed in range(seeds):
+            config = RunConfig.preset("rot-mnist", method, buffer_size=200, seed=seed)
+            store(config, published + shifts(number, seed))
+    made = assess(grid(*(cell(m, Published(published, std)) for m in methods)), load(out))
+    (lean,) = made.leans
+    return lean
+
+
+def test_a_column_that_lies_over_the_paper(out, store):
+    lean = column(out, store, lambda number, seed: 3 + 0.1 * number + 0.2 * seed, std=0.3)
+    assert (lean.above, lean.n, lean.seeds) == (8, 8, (0, 1, 2))
+    assert lean.sign_p == pytest.approx(2 / 256)
+    # Means by seed 3.35, 3.55, 3.75: their std is 0.2; the published spread counts in full.
+    half = 4.3027 * sqrt(0.2**2 / 3 + 0.3**2 / 3)
+    assert (lean.mean, lean.low, lean.high) == pytest.approx((3.55, 3.55 - half, 3.55 + half), rel=1e-4)
+    assert lean.direction == "over"
+    assert "8 of 8 cells lie over the paper, on average by +3.55" in lean.reason
+    assert "compare methods within it" in lean.reason
+
+
+def test_seeds_that_methods_share_explain_a_column_of_one_sign(out, store):
+    """All methods share the angles of a seed: eight cells of one sign are then little more than one."""
+    lean = column(out, store, lambda number, seed: (6.0, 0.5, -0.5)[seed] + 0.01 * number, published=80.0)
+    assert (lean.above, lean.n) == (8, 8)
+    assert lean.sign_p < 0.01
+    assert lean.low < 0 < lean.high
+    assert lean.direction == "open"
+    assert "the seeds that all methods share can explain it" in lean.reason
+
+
+def test_without_shared_seeds_a_lean_is_open(out, store):
+    lean = column(out, store, lambda number, seed: 3.0, seeds=2)
+    assert isnan(lean.low)
+    assert lean.direction == "open"
+    assert "if cells were independent); they share 2 seeds, and it takes 3 to tell" in lean.reason
+
+
+def test_a_lean_is_claimed_falsely_in_one_of_twenty_at_most():
+    """Drawn 400 times without any lean, with half of the variance shared by all methods of a seed, ours and theirs."""
+    draw, false, signs = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        shared, own = draw.normal(size=(2, 1, 3)), draw.normal(size=(2, 11, 3))
+        ours, theirs = 50 + shared + own
+        cells = [
+            Verdict(
+                cell(method, Published(float(t.mean()), float(t.std(ddof=1)))),
+                tuple(map(float, o)),
+                tuple(Stored(made_up(CONFIG.change(seed=seed), 50.0), Path()) for seed in range(3)),
+                3,
+                float(o.mean()),
+                float(o.std(ddof=1)),
+                float(o.mean() - t.mean()),
+                (nan, nan),
+                "open",
+                "",
+            )
+            for method, o, t in zip(("er", *REGULARIZERS), ours, theirs, strict=True)
+        ]
+        (lean,) = Table(grid(*(one.cell for one in cells)), tuple(cells)).leans
+        false += lean.direction != "open"
+        signs += lean.sign_p < 0.05
+    assert false / 400 < 0.05
+    assert signs / 400 > 0.2  # what the sign test alone would claim
 
 
 def test_seeds(out, store):
@@ -76,7 +223,6 @@ def test_statuses(out, store):
     store(CONFIG, 90.0)
     made = assess(grid(cell(), cell("l1", Published(1.0, 1.0)), cell("l2")), load(out), [0])
     assert [verdict.status for verdict in made.verdicts] == ["unpublished", "missing", "missing"]
-    assert made.verdicts[1].agrees is None
     assert isnan(made.verdicts[1].mean)
     assert (made.count("missing"), made.count("agrees")) == (2, 0)
     assert (made.groups, made.columns, made.rows("buffer 200")) == (["buffer 200"], ["rot-mnist"], ["mse", "l1", "l2"])

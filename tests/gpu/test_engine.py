@@ -49,7 +49,7 @@ def captured(learner, device, generators, batch_size):
     return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=False)
 
 
-@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr"])
+@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr", "agem", "clser", "lwf"])
 @pytest.mark.parametrize("name", ["rot-mnist", "seq-cifar10"])
 def test_captured_steps_equal_eager_ones(name, method):
     # 200 samples in batches of 48: a short last batch every fifth step, so several graphs share the generators.
@@ -82,6 +82,22 @@ def test_tasks_of_unequal_size():
         )
 
 
+def test_task_hooks_drop_the_graphs():
+    """The teacher of the second task is the network of the first: steps captured before would not know it."""
+    config = RunConfig.preset("seq-mnist", "lwf", tasks=2, epochs=4).change(lr=0.01, batch_size=50, train_limit=200)
+    expected, got = weights_after(config, eager), weights_after(config, captured)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("changes", [{"momentum": 0.9}, {"optimizer": "adam"}, {"schedule": "cosine"}], ids=str)
+def test_optimisers_and_schedules_in_captured_steps(changes):
+    config = short("rot-mnist", "er", batch_size=48, lr=0.01, epochs=10, **changes)
+    expected, got = weights_after(config, eager), weights_after(config, captured)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_a_learner_that_waits_for_the_device_runs_eagerly(monkeypatch, caplog):
     def curious(current, stored):
         return (current - stored).square().mean() * float(stored.shape[0] > 0 and stored.sum().item() < 1e9)
@@ -109,7 +125,7 @@ def test_compiled_steps_equal_eager_ones(network, monkeypatch):
         torch.testing.assert_close(got[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("method", ["er", "linf"])
+@pytest.mark.parametrize("method", ["er", "linf", "agem", "clser", "lwf"])
 def test_no_step_waits_for_the_host(method):
     config = short("seq-cifar10", method)
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -38,7 +38,7 @@ def _stream():
 
 
 class At(Checkpointer):
-    """Keeps the state once, after a given step of the run."""
+    """Writes the state once, after a given step of the run."""
 
     def __init__(self, path, config, step):
         super().__init__(path, config, DEVICE)
@@ -47,9 +47,9 @@ class At(Checkpointer):
     def due(self):
         return not self.done
 
-    def keep(self, state):
+    def save(self, state):
         if state.progress.step == self.step:
-            super().keep(state)
+            super().save(state)
             self.done = True
 
 
@@ -70,7 +70,7 @@ def assert_close(got, expected, rtol, atol):
         torch.testing.assert_close(got[name], value, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr"])
+@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr", "agem", "clser", "lwf"])
 def test_rot_mnist_stopped_twice(tmp_path, method):
     """In the second task too; the last minibatch of each is short, so there are several graphs."""
     config = hf.RunConfig.preset("rot-mnist", method, buffer_size=50, tasks=2, train_limit=3000)
@@ -86,7 +86,7 @@ def test_rot_mnist_stopped_twice(tmp_path, method):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("method", ["er", "linf"])
+@pytest.mark.parametrize("method", ["er", "linf", "clser"])
 def test_a_convolutional_network_with_random_views(tmp_path, method, precision):
     """Compiled, captured, and in bfloat16 through a twin of the network, which must follow the loaded weights."""
     config = hf.RunConfig.preset("seq-cifar10", method, buffer_size=40).change(

@@ -48,7 +48,7 @@ def paper_run(method, final, seed=0, buffer_size=200, benchmark="mnist-360"):
 
 PAPER = [
     *(paper_run("er", value, seed) for seed, value in enumerate((51.0, 52.0, 53.0))),
-    *(paper_run("l2", value, seed) for seed, value in enumerate((61.0, 62.0, 63.0))),
+    *(paper_run("l2", value, seed) for seed, value in enumerate((61.9, 62.0, 62.1))),
     *(paper_run("mse", value, seed) for seed, value in enumerate((79.0, 80.0, 81.0))),
     paper_run("sgd", 21.0),
 ]

@@ -117,7 +117,10 @@ def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) ->
     if config.tasks is not None and len(tasks) != config.tasks:
         raise UsageError(f"{config.benchmark} has {len(tasks)} tasks here, not {config.tasks}.")
     for number, task in enumerate(tasks):
-        _check_labels(task.test.labels, benchmark.classes, f"test labels of task {number}")
+        labels, last = task.test.labels, benchmark.classes - 1
+        if len(labels) and (labels.min() < 0 or labels.max() > last):
+            found = f"{int(labels.min())}..{int(labels.max())}"
+            raise UsageError(f"test labels of task {number} lie outside 0..{last}: {found}.")
     if config.train_limit is not None:
         tasks = tuple(_with_fewer(task, config.train_limit) for task in tasks)
     if config.validation:
@@ -147,8 +150,3 @@ def _validated(task: Task, share: float) -> Task:
     if not len(train.labels):
         raise UsageError(f"a validation share of {share} leaves no sample of a task to train on; choose a smaller one.")
     return replace(task, train=lambda: split()[0], test=test)
-
-
-def _check_labels(labels: Tensor, classes: int, what: str) -> None:
-    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
-        raise UsageError(f"{what} lie outside 0..{classes - 1}: {int(labels.min())}..{int(labels.max())}.")

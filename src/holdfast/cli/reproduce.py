@@ -22,7 +22,17 @@ from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
 from holdfast.display import errors, output, table, tell, tell_skipped
 from holdfast.errors import UsageError
-from holdfast.experiments import EXPERIMENTS, ROBUSTNESS, Experiment, Results, Table, Verdict, assess, load_results
+from holdfast.experiments import (
+    EXPERIMENTS,
+    JUDGED,
+    ROBUSTNESS,
+    Experiment,
+    Results,
+    Table,
+    Verdict,
+    assess,
+    load_results,
+)
 from holdfast.registry import unknown_name
 from holdfast.report.text import duration, plus_minus
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
@@ -217,10 +227,10 @@ def _block(made: Table, group: str) -> Grid:
 
 
 def _text(verdict: Verdict | None) -> str:
-    """Our number above the published one; a tick agrees, a cross differs."""
+    """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
     if verdict is None:
         return ""
-    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]"}.get(verdict.status, " ")
+    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
     short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
     write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
     ours = (write(verdict.mean, verdict.std) or "-") + short
@@ -228,19 +238,20 @@ def _text(verdict: Verdict | None) -> str:
 
 
 def _conclude(made: Table) -> None:
-    counted = {status: made.count(status) for status in ("agrees", "differs", "missing")}
+    agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
     tell(
         "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
-        f"{counted['agrees']} cells agree, {counted['differs']} differ, {counted['missing']} have no run. A cell "
-        "agrees if the 95 % interval of the difference of means reaches a difference too small to matter: 1 point, or "
-        "0.02 for probabilities.",
+        f"{agree} cells agree, {differ} differ, {undecided} are open, {missing} have no run. A cell agrees (✓) if the "
+        "90 % interval of the difference of means lies inside ±2 points, or ±0.04 for probabilities. It differs (✗) if "
+        "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
         output,
     )
     for verdict in made.verdicts:
         if verdict.status == "differs":
             place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
-            digits = verdict.measure.decimals
-            tell(f"differs: {place}: {verdict.difference:+.{digits}f}, allowed {verdict.margin:.{digits}f}", output)
+            tell(f"differs: {place}: {verdict.reason}", output)
+    for lean in made.leans:
+        tell(f"{lean.column}: {lean.reason}", output)
     for claim in experiments.claims(made.verdicts):
         if claim.checks:
             tell(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", output)

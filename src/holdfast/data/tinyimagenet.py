@@ -137,9 +137,8 @@ class TinyImageNet(ArchivedSource):
 
     def _match_annotations(self, tree: Tree, annotated: dict[str, int], found: list[str]) -> None:
         annotations = tree.path / "val" / "val_annotations.txt"
-        for name in found:
-            if name not in annotated:
-                raise DataError(f"{annotations} does not list {name}, which is there. Unpack it again.")
+        for name in set(found) - annotated.keys():
+            raise DataError(f"{annotations} does not list {name}, which is there. Unpack it again.")
         for name in annotated.keys() - set(found):
             raise DataError(f"{tree.path / name} is not there, but {annotations} lists it. Unpack it again.")
         if len(found) != self.test_images:

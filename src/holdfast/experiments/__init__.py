@@ -8,9 +8,11 @@
                 verdict = table.at(group, row, column)        # None where the table has no cell
                 verdict.mean, verdict.std, verdict.n          # ours; NaN where unknown
                 verdict.published                             # Published(mean, std) or None
-                verdict.difference, verdict.margin, verdict.agrees, verdict.status
+                verdict.difference, verdict.interval        # ours minus published
+                verdict.status, verdict.reason              # agrees, differs, open, and why
                 verdict.stored                                # the runs: .result (RunResult), .config, .path
     table.ranks                                               # Rank(group, column, tau, n)
+    table.leans                                               # Lean(column, above, n, mean, low, high; .reason)
     table.derived                                             # column -> row -> number (overview's gains), or {}
     claims(table.verdicts)                                    # Claim(name, statement, checks, published; .outcome)
 
@@ -33,11 +35,13 @@ from holdfast.experiments.measures import (
     measure_robustness,
 )
 from holdfast.experiments.published import Published, published
+from holdfast.experiments.statistics import kendall_tau
 from holdfast.experiments.stored import Results, Skipped, Stored, load_results
-from holdfast.experiments.verdicts import Rank, Table, Verdict, assess, judge, kendall_tau
+from holdfast.experiments.verdicts import JUDGED, Lean, Rank, Status, Table, Verdict, assess, judge
 
 __all__ = [
     "EXPERIMENTS",
+    "JUDGED",
     "MEASURES",
     "ROBUSTNESS",
     "SEEDS",
@@ -45,11 +49,13 @@ __all__ = [
     "Check",
     "Claim",
     "Experiment",
+    "Lean",
     "Measure",
     "Published",
     "Rank",
     "Results",
     "Skipped",
+    "Status",
     "Stored",
     "Table",
     "Verdict",

@@ -23,6 +23,9 @@ ROBUSTNESS = (*BY_CATEGORY, "mra")
 
 MOST_TASKS = 20
 
+POINTS, SHARE = 2.0, 0.04
+"""Differences that do not matter, in percentage points and as a share of probability; `verdicts` says why."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -31,9 +34,8 @@ class Measure:
     name: str
     label: str
     """For headings, with the unit."""
-    tolerance: float
-    """A difference of means of this size does not matter: what another machine, another version of a library or
-    another arithmetic may move a mean by. In the unit of the measure."""
+    band: float
+    """Differences of means up to this one do not matter, see `verdicts`. In the unit of the measure."""
     higher_is_better: bool
     decimals: int
     compute: Callable[[Stored], float]
@@ -49,13 +51,13 @@ MEASURES: Registry[Measure] = Registry("measure")
 def _add(
     name: str,
     label: str,
-    tolerance: float,
+    band: float,
     compute: Callable[[Stored], float],
     *,
     higher_is_better: bool = True,
     decimals: int = 2,
 ) -> None:
-    MEASURES.register(name, label)(Measure(name, label, tolerance, higher_is_better, decimals, compute))
+    MEASURES.register(name, label)(Measure(name, label, band, higher_is_better, decimals, compute))
 
 
 def _ece(stored: Stored) -> float:
@@ -74,17 +76,17 @@ def _task_probability(task: int, stored: Stored) -> float:
     return found.task_probabilities[task] if found and task < len(found.task_probabilities) else nan
 
 
-_add("accuracy", "accuracy (%)", 1.0, lambda stored: stored.result.accuracy)
-_add("task_il_accuracy", "Task-IL accuracy (%)", 1.0, lambda stored: stored.result.task_il_accuracy)
-_add("forward_transfer", "forward transfer (points)", 1.0, lambda stored: stored.result.forward_transfer)
-_add("backward_transfer", "backward transfer (points)", 1.0, lambda stored: stored.result.backward_transfer)
-_add("forgetting", "forgetting (points)", 1.0, lambda stored: stored.result.forgetting, higher_is_better=False)
-_add("ece", "ECE (%)", 1.0, _ece, higher_is_better=False)
-_add("recency_gap", "recency gap", 0.02, _recency_gap, higher_is_better=False, decimals=3)
+_add("accuracy", "accuracy (%)", POINTS, lambda stored: stored.result.accuracy)
+_add("task_il_accuracy", "Task-IL accuracy (%)", POINTS, lambda stored: stored.result.task_il_accuracy)
+_add("forward_transfer", "forward transfer (points)", POINTS, lambda stored: stored.result.forward_transfer)
+_add("backward_transfer", "backward transfer (points)", POINTS, lambda stored: stored.result.backward_transfer)
+_add("forgetting", "forgetting (points)", POINTS, lambda stored: stored.result.forgetting, higher_is_better=False)
+_add("ece", "ECE (%)", POINTS, _ece, higher_is_better=False)
+_add("recency_gap", "recency gap", SHARE, _recency_gap, higher_is_better=False, decimals=3)
 _add(
     "last_task_probability",
     "probability of the last task",
-    0.02,
+    SHARE,
     partial(_task_probability, -1),
     higher_is_better=False,
     decimals=3,
@@ -93,13 +95,13 @@ for _task in range(MOST_TASKS):
     _add(
         f"task_probability_{_task + 1}",
         f"probability of task {_task + 1}",
-        0.02,
+        SHARE,
         partial(_task_probability, _task),
         decimals=3,
     )
 for _name, _category in BY_CATEGORY.items():
-    _add(_name, f"accuracy under {_category} (%)", 1.0, lambda _: nan)
-_add("mra", "mean robust accuracy (%)", 1.0, lambda _: nan)
+    _add(_name, f"accuracy under {_category} (%)", POINTS, lambda _: nan)
+_add("mra", "mean robust accuracy (%)", POINTS, lambda _: nan)
 
 
 def measure_robustness(

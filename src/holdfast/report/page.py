@@ -15,7 +15,7 @@ from holdfast.analysis.claims import Claim
 from holdfast.analysis.comparisons import Comparison, comparisons
 from holdfast.analysis.findings import Findings
 from holdfast.config import RunConfig
-from holdfast.experiments import Experiment, Results, Table, claims
+from holdfast.experiments import JUDGED, Experiment, Results, Table, claims
 from holdfast.report.analyses import analysis_charts
 from holdfast.report.charts import Chart, comparison_charts, matrix_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import inline_svg
@@ -276,11 +276,12 @@ def _tiles(
         ("results", f"{len(results):,}", count(len({stored.config.change(seed=0) for stored in results}), "config"))
     ]
     if filled:
-        agree, differ = (sum(table.count(status) for table in filled) for status in ("agrees", "differs"))
+        agree, differ, undecided = (sum(table.count(status) for table in filled) for status in JUDGED)
         tiles += [
             ("experiments covered", str(len(filled)), f"of {len(tables)}"),
-            ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ:,} compared"),
+            ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),
             ("cells that differ", f"{differ:,}", ""),
+            ("cells still open", f"{undecided:,}", ""),
             ("claims that always hold", str(sum(claim.holds for claim in found)), f"of {len(found)}"),
         ]
     tiles.append(("compute", duration(sum(stored.result.seconds for stored in results)), ""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from holdfast.analysis.comparisons import Comparison
-from holdfast.experiments import EXPERIMENTS, MEASURES, Experiment, Results, Table, Verdict, assess
+from holdfast.experiments import EXPERIMENTS, JUDGED, MEASURES, Experiment, Results, Table, Verdict, assess
 from holdfast.metrics import mean_std
 from holdfast.report import text
 from holdfast.report.numbers import Numbers
@@ -27,9 +27,14 @@ __all__ = [
     "render",
 ]
 
-MARKS = {"agrees": "✓", "differs": "✗", "missing": "–", "unpublished": "·"}
+MARKS = {"agrees": "✓", "differs": "✗", "open": "?", "missing": "–", "unpublished": "·"}
 """A sign for each status, so that none depends on colour."""
-NOTES = {"agrees": "agrees with the paper", "differs": "differs from the paper", "unpublished": "not in the paper"}
+NOTES = {
+    "agrees": "agrees with the paper",
+    "differs": "differs from the paper",
+    "open": "neither agrees nor differs",
+    "unpublished": "not in the paper",
+}
 METRICS = {
     "accuracy": "accuracy (%)",
     "task_il_accuracy": "Task-IL accuracy (%)",
@@ -116,20 +121,21 @@ def column_title(column: str) -> str:
 def cell_numbers(tables: Sequence[Table]) -> Numbers:
     """Every cell in a row of its own."""
     place = ("experiment", "group", "row", "column", "metric")
-    numbers = ("mean", "std", "n", "published_mean", "published_std", "difference", "margin", "status")
+    numbers = ("mean", "std", "n", "published_mean", "published_std", "difference", "low", "high", "status", "reason")
     rows = []
     for table in tables:
         for v in table.verdicts:
             cell, published = v.cell, v.published or (None, None)
             where = (table.experiment.name, cell.group, cell.row, cell.column, cell.metric)
-            rows.append((*where, v.mean, v.std, v.n, *published, v.difference, v.margin, v.status))
+            rows.append((*where, v.mean, v.std, v.n, *published, v.difference, *v.interval, v.status, v.reason))
     return Numbers((*place, *numbers), rows)
 
 
 def markdown_table(experiment: Experiment | str, results: Results) -> str:
     """A table per block of the experiment: each column of ours with the published one beside it.
 
-    Blocks and columns without any result are left out. ✓ agrees with the paper by the rule of the verdicts, ✗ differs.
+    Blocks and columns without any result are left out. ✓ agrees with the paper by the rule of the verdicts,
+    ✗ differs, ? is open.
     """
     return render(assess(EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment, results), "markdown")
 
@@ -166,8 +172,8 @@ def _cell(verdict: Verdict | None) -> CellText:
     if verdict is None:
         return CellText()
     digits, note = verdict.measure.decimals, NOTES.get(verdict.status, "")
-    if verdict.agrees is not None:
-        note += f": difference {verdict.difference:+.{digits}f}, at most {verdict.margin:.{digits}f} agrees"
+    if verdict.status in JUDGED:
+        note += f": {verdict.reason}"
     return CellText(
         value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
         ours=text.plus_minus(verdict.mean, verdict.std, verdict.n, decimals=digits),
@@ -191,7 +197,7 @@ def _grid(block: Block) -> list[list[str]]:
     for name, cells in block.rows:
         row = [name]
         for cell, paired in zip(cells, printed, strict=True):
-            mark = f" {cell.mark}" if cell.status in ("agrees", "differs") else ""
+            mark = f" {cell.mark}" if cell.status in JUDGED else ""
             ours = f"{cell.ours}{mark}" if cell.ours else cell.mark
             row += [ours, cell.published] if paired else [ours]
         rows.append(row)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast.models.batchnorm.normalize import derivative, moments, per_channel
 
@@ -41,12 +40,6 @@ def batchnorm(
         shortcut = _dense(shortcut)
     out, statistics = _batchnorm(x, weight, bias, shortcut, groups, eps, relu)
     return out, statistics.detach()  # only the output is differentiable
-
-
-def update_running(statistics: Tensor, norm: _BatchNorm, count: int) -> None:
-    """Update the running statistics of `norm` as if the groups, of `count` values per channel, had come one by one."""
-    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    _update_running(statistics, *running, norm.momentum, count / (count - 1))
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -139,16 +132,20 @@ def _differentiate_again(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | 
 
 
 @torch.library.custom_op("holdfast::update_running", mutates_args=("mean", "variance", "batches"))
-def _update_running(
+def update_running(
     statistics: Tensor, mean: Tensor, variance: Tensor, batches: Tensor, momentum: float, correction: float
 ) -> None:
+    """Update the running mean and variance and the count of batches as if the groups had come one by one.
+
+    `correction` makes the variances unbiased: n / (n - 1) for n values per channel.
+    """
     from holdfast.models.batchnorm import kernels
 
     with torch.cuda.device_of(mean):  # type: ignore[no-untyped-call]
         kernels.update_running(statistics, mean, variance, batches, momentum, correction)
 
 
-@_update_running.register_fake
+@update_running.register_fake
 def _(*_: Any) -> None:
     pass
 

@@ -98,7 +98,9 @@ class GroupedBatchNorm(_BatchNorm):
             input, self.weight, self.bias, groups=groups, eps=self.eps, relu=relu, shortcut=shortcut
         )
         if self.track_running_stats:
-            fused.update_running(statistics, self, count=input.numel() // statistics[0].numel())
+            count = input.numel() // statistics[0].numel()
+            running = (self.running_mean, self.running_var, self.num_batches_tracked)
+            fused.update_running(statistics, *running, self.momentum, count / (count - 1))
         return out
 
     def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
