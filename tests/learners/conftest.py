@@ -133,8 +133,3 @@ def tiny_run(method: str) -> RunResult:
     """A run of a second or two: five tasks of 400 digits. SGD forgets all classes but the last two."""
     sizes = {"train_limit": 400, "epochs": 5, "batch_size": 32, "replay_size": 32}
     return run(RunConfig.preset("seq-mnist", method, buffer_size=200, lr=0.1, **sizes), device="cpu", threads=1)
-
-
-def within_tasks(result: RunResult) -> float:
-    """Task-IL: the mean accuracy over all tasks in the end, in percent, choosing among the classes of each."""
-    return float(result.task_matrix[-1].mean())

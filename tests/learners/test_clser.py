@@ -130,6 +130,7 @@ def test_it_remembers_what_sgd_forgets():
         ({"replay_size": 0}, "replay_size must be at least 1"),
         ({"buffer_size": 0}, "buffer size must be at least 1"),
         ({"stable_frequency": 1}, "unknown option of ClsEr 'stable_frequency'"),
+        ({"head": "classifier"}, "the head of ClsEr cannot grow: leave out head="),
     ],
 )
 def test_settings_out_of_range(options, sentence):

@@ -4,7 +4,9 @@ from holdfast.learners.agem import AveragedGem
 from holdfast.learners.base import Learner, Parts, ReplayLearner, make_learner, settings_for, settings_of
 from holdfast.learners.clser import ClsEr
 from holdfast.learners.consistency import ConsistencyReplay
+from holdfast.learners.der import DarkReplay
 from holdfast.learners.er import ExperienceReplay
+from holdfast.learners.er_ace import AsymmetricReplay
 from holdfast.learners.losses import Loss, Losses, Offer
 from holdfast.learners.lwf import WithoutForgetting
 from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
@@ -13,9 +15,11 @@ from holdfast.methods import LEARNERS, method_names
 
 __all__ = [
     "LEARNERS",
+    "AsymmetricReplay",
     "AveragedGem",
     "ClsEr",
     "ConsistencyReplay",
+    "DarkReplay",
     "ExperienceReplay",
     "FadingRate",
     "Joint",

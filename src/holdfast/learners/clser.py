@@ -46,6 +46,7 @@ class ClsEr(ReplayLearner):
     """
 
     terms = ("current", "consistency")
+    grows = False
 
     def __init__(
         self,
