@@ -129,7 +129,9 @@ def linear():
 
 
 @cache
-def tiny_run(method: str) -> RunResult:
+def tiny_run(method: str, **settings: float) -> RunResult:
     """A run of a second or two: five tasks of 400 digits. SGD forgets all classes but the last two."""
     sizes = {"train_limit": 400, "epochs": 5, "batch_size": 32, "replay_size": 32}
-    return run(RunConfig.preset("seq-mnist", method, buffer_size=200, lr=0.1, **sizes), device="cpu", threads=1)
+    config = RunConfig.preset("seq-mnist", method, buffer_size=200, lr=0.1, **sizes)
+    config = config.change(settings=tuple({**dict(config.settings), **settings}.items()))
+    return run(config, device="cpu", threads=1)

@@ -7,10 +7,12 @@ from holdfast.learners.consistency import ConsistencyReplay
 from holdfast.learners.der import DarkReplay
 from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.er_ace import AsymmetricReplay
+from holdfast.learners.ewc import OnlineEwc
 from holdfast.learners.losses import Loss, Losses, Offer
 from holdfast.learners.lwf import WithoutForgetting
 from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
 from holdfast.learners.sgd import Joint, Sgd
+from holdfast.learners.si import SynapticIntelligence
 from holdfast.methods import LEARNERS, method_names
 
 __all__ = [
@@ -27,11 +29,13 @@ __all__ = [
     "Loss",
     "Losses",
     "Offer",
+    "OnlineEwc",
     "Optimizer",
     "Parts",
     "PlainSgd",
     "ReplayLearner",
     "Sgd",
+    "SynapticIntelligence",
     "WithoutForgetting",
     "make_learner",
     "make_optimizer",

@@ -66,6 +66,8 @@ class Learner:
     """Whether the method only makes sense on a stream with task boundaries."""
     grows: ClassVar[bool] = True
     """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
+    uses_parameters: ClassVar[bool] = False
+    """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
