@@ -8,6 +8,7 @@ from holdfast.learners.der import DarkReplay
 from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.er_ace import AsymmetricReplay
 from holdfast.learners.ewc import OnlineEwc
+from holdfast.learners.fdr import FunctionDistance
 from holdfast.learners.losses import Loss, Losses, Offer
 from holdfast.learners.lwf import WithoutForgetting
 from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
@@ -24,6 +25,7 @@ __all__ = [
     "DarkReplay",
     "ExperienceReplay",
     "FadingRate",
+    "FunctionDistance",
     "Joint",
     "Learner",
     "Loss",
