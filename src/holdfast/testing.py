@@ -194,10 +194,17 @@ def _train_a_little(learner: type[Learner], config: RunConfig, what: str, resume
     return {name: tensor.clone() for name, tensor in built.evaluated().state_dict().items()}
 
 
+class _Network(nn.Sequential):
+    """Layers that end with a linear one; some methods ask for what that one sees."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self[:-1](x)  # type: ignore[no-any-return]
+
+
 def _make(learner: type[Learner], config: RunConfig, what: str) -> Learner:
     with seeded_globally(config.seed, "init"):
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
-        model = group_batchnorm(nn.Sequential(*layers))
+        model = group_batchnorm(_Network(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
     built = learner.from_config(config, Parts(model, optimizer, Normalize(), generator(config.seed, "buffer")))
     _require(isinstance(built, learner), f"{what}: from_config returns {type(built).__name__}.")

@@ -9,6 +9,7 @@ from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.er_ace import AsymmetricReplay
 from holdfast.learners.ewc import OnlineEwc
 from holdfast.learners.fdr import FunctionDistance
+from holdfast.learners.icarl import Icarl
 from holdfast.learners.losses import Loss, Losses, Offer
 from holdfast.learners.lwf import WithoutForgetting
 from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
@@ -26,6 +27,7 @@ __all__ = [
     "ExperienceReplay",
     "FadingRate",
     "FunctionDistance",
+    "Icarl",
     "Joint",
     "Learner",
     "Loss",
