@@ -18,7 +18,7 @@ import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +141,10 @@ def check_learner(learner: type[Learner], config: RunConfig | None = None) -> No
 
     It is made from `config` and shown minibatches of 8, 8, 8, 8, 3 and 1 samples in two tasks, as a run would. Each
     step returns finite `Losses` without gradient, changes the model, leaves the minibatch and torch's global generator
-    alone, never waits for the device, and changes nothing of the learner but tensors: a captured step would freeze
-    anything else. A buffer stores samples as they came, whole. Every setting makes a difference to somebody who reads
-    it. The same seeds give the same weights, and so does a learner that continues from a saved state. `config` are the
-    settings to make it from, if the default does not suit.
+    alone, never waits for the device (unless the class says `capturable = False`), and changes nothing of the learner
+    but tensors: a captured step would freeze anything else. A buffer stores samples as they came, whole. Every setting
+    makes a difference to somebody who reads it. The same seeds give the same weights, and so does a learner that
+    continues from a saved state. `config` are the settings to make it from, if the default does not suit.
     """
     what = f"learner '{learner.__name__}'"
     _require(issubclass(learner, Learner), f"{what} must be a subclass of holdfast.Learner.")
@@ -215,7 +215,8 @@ def _make(learner: type[Learner], config: RunConfig, what: str) -> Learner:
 def _check_step(learner: Learner, x: Tensor, y: Tensor, where: str, frozen: bool) -> None:
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
     x_given, y_given, values = x.clone(), y.clone(), _plain_values(learner)
-    with _global_generator_untouched(where), _NeverWaits(where):
+    waiting = _NeverWaits(where) if learner.capturable else nullcontext()
+    with _global_generator_untouched(where), waiting:
         losses = learner.observe(x_given, y_given)
     _require(isinstance(losses, Losses), f"{where} observe returns {type(losses).__name__}, not Losses.")
     for name, term in losses.as_dict().items():

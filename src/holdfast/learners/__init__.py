@@ -9,6 +9,7 @@ from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.er_ace import AsymmetricReplay
 from holdfast.learners.ewc import OnlineEwc
 from holdfast.learners.fdr import FunctionDistance
+from holdfast.learners.gem import EpisodicGem
 from holdfast.learners.icarl import Icarl
 from holdfast.learners.losses import Loss, Losses, Offer
 from holdfast.learners.lwf import WithoutForgetting
@@ -24,6 +25,7 @@ __all__ = [
     "ClsEr",
     "ConsistencyReplay",
     "DarkReplay",
+    "EpisodicGem",
     "ExperienceReplay",
     "FadingRate",
     "FunctionDistance",

@@ -68,6 +68,8 @@ class Learner:
     """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
     uses_parameters: ClassVar[bool] = False
     """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
+    capturable: ClassVar[bool] = True
+    """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")

@@ -71,7 +71,6 @@ class OnlineEwc(Learner):
         self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self.anchors = {name: each.detach().clone() for name, each in self.parameters.items()}
         self.importances = {name: torch.zeros_like(each) for name, each in self.anchors.items()}
-        self.generator = generator(self.seed, "importances")
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy and the penalty, which is 0 during the first task."""
@@ -84,7 +83,7 @@ class OnlineEwc(Learner):
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Learn which parameters mattered for the task, and where they are now."""
-        chosen = torch.randperm(len(y), generator=self.generator)[: self.samples].to(y.device)
+        chosen = torch.randperm(len(y), generator=generator(self.seed, "importances"))[: self.samples].to(y.device)
         for each in self.importances.values():
             each.mul_(self.decay)
         with evaluating(self.model):
@@ -107,7 +106,7 @@ class OnlineEwc(Learner):
         return {name: torch.einsum("b,b...->...", logs.exp().to(each.dtype), each**2) for name, each in slopes.items()}
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """Importance and anchor of every parameter, and what chooses samples."""
+        """Importance and anchor of every parameter."""
         importances = {f"importance of {name}": each for name, each in self.importances.items()}
         anchors = {f"anchor of {name}": each for name, each in self.anchors.items()}
-        return {**importances, **anchors, "generator": self.generator}
+        return {**importances, **anchors}
