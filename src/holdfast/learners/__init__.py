@@ -7,6 +7,7 @@ from holdfast.learners.consistency import ConsistencyReplay
 from holdfast.learners.der import DarkReplay
 from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.er_ace import AsymmetricReplay
+from holdfast.learners.esmer import Esmer
 from holdfast.learners.ewc import OnlineEwc
 from holdfast.learners.fdr import FunctionDistance
 from holdfast.learners.gem import EpisodicGem
@@ -26,6 +27,7 @@ __all__ = [
     "ConsistencyReplay",
     "DarkReplay",
     "EpisodicGem",
+    "Esmer",
     "ExperienceReplay",
     "FadingRate",
     "FunctionDistance",
