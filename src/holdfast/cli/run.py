@@ -23,6 +23,7 @@ from holdfast.display import RunDisplay, data_progress, output, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
+from holdfast.methods import canonical
 from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
 from holdfast.training import Progress, choose_device, run
@@ -67,7 +68,7 @@ def run_command(
     """Train one method on one benchmark and save the result."""
     import_plugins(plugin)
     BENCHMARKS[benchmark]
-    if method not in method_names():
+    if canonical(method) not in method_names():
         raise unknown_name("method", method, method_names())
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
     config = make_config(benchmark, method, given, set_ or [])

@@ -64,6 +64,12 @@ class Learner:
     """Whether runs must say how many samples to store."""
     needs_boundaries: ClassVar[bool] = False
     """Whether the method only makes sense on a stream with task boundaries."""
+    grows: ClassVar[bool] = True
+    """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
+    uses_parameters: ClassVar[bool] = False
+    """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
+    capturable: ClassVar[bool] = True
+    """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
@@ -95,6 +101,11 @@ class Learner:
         self.scheduler: Scheduler | None = given["scheduler"]
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
+        if given["head"] is not None and not self.grows:
+            raise UsageError(
+                f"the head of {type(self).__name__} cannot grow: leave out head=, and give the model as many outputs "
+                "as there will be classes."
+            )
         if given["head"] is not None and self.ranks is not None:
             raise UsageError(
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
