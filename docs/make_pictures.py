@@ -8,6 +8,7 @@ the same file, byte for byte.
 from __future__ import annotations
 
 import json
+import runpy
 import tempfile
 from collections.abc import Callable
 from math import isnan, nan
@@ -357,6 +358,42 @@ def draw_calibration(numbers: Numbers) -> Figure:
     return figure
 
 
+# --- a second opinion ---
+
+
+def compute_how_sure() -> Numbers:
+    """What benchmarks/second_opinion.py finds in results/second-opinion."""
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "second_opinion.py"))
+    numbers: Numbers = script["numbers"]()
+    return numbers
+
+
+def draw_how_sure(numbers: Numbers) -> Figure:
+    """A dot for each run and a line for each mean: at the very last step, and over the last ten."""
+    figure, panels = _panels(2, width=9.2, height=3.3)
+    names = {"authors": "authors' code", "second": "second opinion", "holdfast": "Holdfast"}
+    looks = dict(zip(names, ("#7b8190", ER.color, LINF.color), strict=True))
+    titles = {"last": "After the very last step", "tail": "Mean over the last ten steps"}
+    for panel, (kind, title) in zip(panels, titles.items(), strict=True):
+        for place, name in enumerate(reversed(names)):
+            values = sorted(numbers["points"][kind].get(name, []))
+            heights = [place + 0.09 * (number % 5 - 2) for number in range(len(values))]
+            panel.plot(values, heights, "o", color=looks[name], markersize=4.5, alpha=0.75, markeredgewidth=0)
+            if values:
+                mean = fmean(values)
+                panel.plot([mean, mean], [place - 0.36, place + 0.36], color=INK["ink"], linewidth=1.6)
+            else:
+                panel.text(67, place, "not recorded", va="center", ha="center", fontsize=9, color=INK["muted"])
+        panel.set_yticks(range(len(names)), list(reversed(names.values())))
+        panel.set_ylim(-0.6, len(names) - 0.4)
+        panel.set_xlabel("accuracy (%)")
+        panel.set_title(title)
+    panels[1].set_yticklabels([])
+    panels[1].set_xlim(62, 71)
+    figure.subplots_adjust(left=0.16, wspace=0.08)
+    return figure
+
+
 # --- all of them ---
 
 PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] = {
@@ -366,6 +403,7 @@ PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] =
     "matrices": (compute_runs, draw_matrices),
     "trust": (compute_runs, draw_trust),
     "calibration": (compute_calibration, draw_calibration),
+    "how-sure": (compute_how_sure, draw_how_sure),
 }
 
 

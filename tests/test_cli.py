@@ -243,7 +243,7 @@ def test_list_shows_what_a_plugin_registers(holdfast, tmp_path, monkeypatch):
 
 def test_list_and_data_show_everything(holdfast, tmp_path):
     _, listed, _ = holdfast("list")
-    for name in ("seq-tinyimagenet", "mnist-360", "barlow", "joint"):
+    for name in ("seq-tinyimagenet", "mnist-360", "barlow", "joint", "er-ace", "derpp"):
         assert name in listed
     code, shown, _ = holdfast("data", "--data", str(tmp_path))
     assert code == 0
