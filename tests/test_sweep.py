@@ -701,3 +701,23 @@ def test_forecasts(tmp_path):
     assert forecast([unlike, same_method], known, jobs=1, device="cpu") == (20.0, [unlike])
     assert forecast(wanted, known, jobs=1, device="cuda") == (0.0, wanted)  # another device says nothing
     assert forecast([], Results(), jobs=1, device="cpu") == (0.0, [])
+
+
+@pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
+def test_a_run_is_abandoned_on_request_and_the_next_one_is_not(tmp_path, runner):
+    """Neither a result nor a checkpoint is left of it, and its worker goes on."""
+    long, short = tiny(tasks=20, train_limit=2000), GRID[0]
+    events = []
+
+    def emit(event):
+        events.append(event)
+        return event is not None and event.kind == "moved" and event.row is not None and event.config == long
+
+    runner()(iter([long, short]), Job(tmp_path, device="cpu", checkpoint_every=0.0), emit)
+    ends = {event.config: event.kind for event in events if event and event.kind not in ("started", "moved")}
+    assert ends == {long: "abandoned", short: "done"}
+    assert results.find(tmp_path, long) is None
+    assert not list((tmp_path / ".checkpoints").glob("*"))
+    rows = [event.row for event in events if event and event.row and event.config == short]
+    found = results.find(tmp_path, short).matrix
+    assert rows == [tuple(found[task, : task + 1].tolist()) for task in range(2)]

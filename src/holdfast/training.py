@@ -139,7 +139,8 @@ def _prepare(
     generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
     augment, buffer = generators["augment"], generators["buffer"]
     plain, schedule = make_optimizer(config, model, device)
-    network, optimizer = accelerate(model, plain, config.precision, device)
+    twin = not getattr(LEARNERS.get(config.method), "uses_parameters", False)
+    network, optimizer = accelerate(model, plain, config.precision, device, twin=twin)
     parts = Parts(model, optimizer, benchmark.train_view(augment), buffer, network, schedule)
     learner = make_learner(config, parts)
     return make_engine(learner, device, (augment, buffer), config.batch_size), generators
@@ -164,7 +165,7 @@ def run(
     data: Path | str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    on_step: Callable[[Progress], None] | None = None,
+    on_step: Callable[[Progress], object] | None = None,
     checkpoint: Path | str | None = None,
     every: float = 60.0,
 ) -> RunResult:
