@@ -129,11 +129,15 @@ def _save(result: results.RunResult, out: Path) -> bool:
         return True
     except HoldfastError as error:
         tell(f"error: {error}")
-    for place in (Path(tempfile.gettempdir()), Path.home()):
-        with suppress(HoldfastError, OSError):
-            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place))
-            tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
-            return False
+    for place in (tempfile.gettempdir, Path.home):
+        with suppress(HoldfastError, OSError, RuntimeError):  # not every user has a home
+            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place()))
+            try:
+                tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
+                return False
+            finally:
+                with suppress(OSError):
+                    folder.rmdir()  # only if nothing could be saved there
     tell("the result could not be saved anywhere; these are its numbers:")
     return False
 
