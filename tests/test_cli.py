@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast import results
 from holdfast.cli import app, main
@@ -94,6 +95,11 @@ def test_the_same_config_gives_the_same_numbers_again(holdfast):
         (["run", "rot-mnist", "mse", "--plugin", "no_such_module"], 1, "plugin 'no_such_module' could not be imported"),
         (["run", "rot-mnist", "mse", "--plugin", ""], 2, "'' is not the name of a Python module"),
         (["run", "rot-mnist", "mse", "--threads", "100000"], 2, "--threads"),
+        (["run", "rot-mnist", "mse", "--set", "lr=1e308"], 2, "lr must be a finite number of at least 0 that float32"),
+        (["run", "rot-mnist", "mse", "--buffer-size", str(10**30)], 2, "buffer size must be a whole number"),
+        (["run", "rot-mnist", "mse", "--set", "batch_size=1e30"], 2, "batch size must be a whole number"),
+        (["run", "rot-mnist", "mse", "--device", "cpu:x"], 2, "'cpu:x' is not a device"),
+        (["run", "rot-mnist", "mse", "--data", "~nosuchuser/data"], 2, "~nosuchuser/data cannot be found"),
         (["run", "rot-mnist", "sgd", "--buffer-size", "50"], 2, "method 'sgd' stores no samples: leave out --buffer"),
         (["run", "rot-mnist"], 2, "Missing argument"),
         (["run", "rot-mnist", "mse", "--no-such-option"], 2, "No such option"),
@@ -176,11 +182,23 @@ def test_output_that_cannot_be_written():
     assert done.stderr == "error: the output cannot be used: No space left on device.\n"
 
 
-def test_a_buffer_larger_than_the_memory(holdfast):
-    code, _, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--buffer-size", str(10**14))
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has ..."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+)
+def test_too_little_memory(holdfast, monkeypatch, error):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr("holdfast.cli.run.run", run)
+    code, _, err = holdfast("run", "rot-mnist", "mse", *QUICK)
     assert code == 1
     assert "there is not enough memory" in err
-    assert "Choose a smaller buffer" in err
+    assert "Choose a smaller buffer, batch or network" in err
 
 
 def test_data_that_is_not_there_says_which_file_to_put_where(holdfast, tmp_path, monkeypatch):

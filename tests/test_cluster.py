@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -17,7 +18,7 @@ from holdfast.sweep import remote as remote_module
 from holdfast.sweep.cluster import RayRunner
 from holdfast.sweep.leases import HEARTBEAT
 from holdfast.sweep.remote import Remote
-from test_sweep import GRID, HOPELESS, inline, leftovers, matrices, same, tiny
+from test_sweep import GRID, HOPELESS, checkpoints, inline, leftovers, matrices, same, tiny
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'holdfast[cluster]'")
 
@@ -174,7 +175,7 @@ def cluster(tmp_path_factory):
 
     plugins = tmp_path_factory.mktemp("plugins")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(plugins))
+        patch.setenv("PYTHONPATH", str(plugins), prepend=os.pathsep)
         yield from _two_nodes(Cluster, plugins)
 
 
@@ -214,6 +215,32 @@ def run(config, **rest):
 
 runner.run = run
 """
+
+
+@pytest.mark.slow
+def test_runs_on_a_cluster_that_were_stopped_continue(tmp_path, cluster):
+    """No checkpoint is due for an hour, so the one that is there was written because of Ctrl-C."""
+    log, out, grid = tmp_path / "log", tmp_path / "out", [tiny(train_limit=20_000, batch_size=8)]
+    log.touch()
+    (cluster.plugins / "bookkeeper.py").write_text(BOOKKEEPER.format(log=str(log)))
+    runner = RayRunner(cluster.address, device="cpu")
+
+    def interrupted(configs, job, emit):
+        def watch(event):
+            emit(event)
+            if event is None and log.read_text():
+                time.sleep(1)  # it has begun its first steps
+                os.kill(os.getpid(), signal.SIGINT)
+
+        runner(configs, job, watch)
+
+    summary = sweep(grid, out, runner=interrupted, plugins=["bookkeeper"], checkpoint_every=3600.0)
+    assert (summary.interrupted, summary.left) == (True, 1)
+    assert checkpoints(out) == {grid[0].fingerprint}
+    assert sweep(grid, out, runner=runner).done == grid
+    assert leftovers(out) == []
+    sweep(grid, tmp_path / "alone", runner=inline)
+    assert same(matrices(out), matrices(tmp_path / "alone"))
 
 
 @pytest.mark.slow

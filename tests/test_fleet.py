@@ -9,6 +9,7 @@ from holdfast.fleet import run_fleet
 from holdfast.learners import LEARNERS
 from holdfast.models import MODELS
 from holdfast.results import RunResult
+from holdfast.run_state import Checkpointer
 from holdfast.training import run
 
 
@@ -67,3 +68,38 @@ def test_a_run_that_fails_leaves_the_others_untouched():
 
 def test_an_empty_fleet_ends_at_once():
     assert list(run_fleet([], device="cpu")) == []
+
+
+def test_a_fleet_that_is_stopped_writes_all_states_and_continues(tmp_path):
+    configs, made, steps = [short("er", seed=1), short("mse"), short("sgd")], [], []
+
+    def checkpointer(config, device):
+        made.append(Checkpointer(tmp_path / config.fingerprint, config, device))
+        return made[-1]
+
+    def stop(progress):
+        if progress.step == 3:
+            for each in made:
+                each.request_stop()
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
+        list(run_fleet(configs, size=2, device="cpu", on_step=stop, make_checkpointer=checkpointer))
+    assert {path.name for path in tmp_path.iterdir()} == {config.fingerprint for config in configs[:2]}
+    for outcome in run_fleet(
+        configs,
+        size=2,
+        device="cpu",
+        on_step=lambda progress: steps.append((progress.config, progress.step)),
+        make_checkpointer=checkpointer,
+    ):
+        expected = alone(outcome.config)
+        assert all(torch.equal(expected.weights[name], tensor) for name, tensor in outcome.result.weights.items())
+    assert [min(step for config, step in steps if config == each) for each in configs] == [4, 4, 1]
+
+
+def test_ctrl_c_in_the_middle_of_a_step_ends_the_fleet_at_once():
+    def press(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run_fleet([short("er"), short("mse")], size=2, device="cpu", on_step=press))

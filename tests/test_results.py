@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from holdfast import results
+from holdfast.cli import main
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.results import RunResult, environment, find, read, read_logits, read_weights, save, store
@@ -213,6 +214,8 @@ def test_killed_at_any_step_while_replacing_a_result_leaves_one(tmp_path, monkey
 def test_what_was_computed_from_an_old_result_goes_with_it(tmp_path):
     folder = save(result(), tmp_path)
     (folder / "measures.json").write_text('{"mra": 3.0}')
+    (folder / "analysis" / "figures").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path)
     save(replace(result(shift=-3.0), weights={}), tmp_path)
     assert listing(folder) == ["logits.safetensors", "result.json"]
 
@@ -397,6 +400,17 @@ def test_damaged_tensors(tmp_path, name):
     with pytest.raises(HoldfastError, match=f"{name} is not readable"):
         read(folder, tensors=True)
     assert read(folder).accuracy == pytest.approx(80.0)  # the numbers are still there
+
+
+def test_a_result_without_timing_can_be_shown(tmp_path, monkeypatch, capsys):
+    """`run` of a finished run ended in a KeyError."""
+    config = RunConfig.preset("rot-mnist", "er", tasks=3)
+    save(replace(result(config), timing={}), tmp_path)
+    monkeypatch.setattr("sys.argv", ["holdfast", "run", "rot-mnist", "er", "--tasks", "3", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert "80.00" in capsys.readouterr().out
 
 
 def test_find_goes_by_fingerprint(tmp_path):

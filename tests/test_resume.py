@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,7 @@ def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
     monkeypatch.setitem(hf.MODELS._entries, "normalised", Normalised)
     settings = config("linf", model="normalised")
     plain = make_benchmark(settings, data_root(None))
-    stream = type(plain)(plain.classes, plain.shape, plain.tasks, plain.normalize, True, plain.batches)
+    stream = replace(plain, random_view=CropFlip)
     expected = finish(train(settings, stream, CPU))
     for steps in (4, 5):
         stop_after(steps, settings, stream, path)

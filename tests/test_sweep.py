@@ -18,15 +18,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast import results
+from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.experiments import Results, load_results
 from holdfast.regularizers import REGULARIZERS
+from holdfast.run_state import Checkpointer
 from holdfast.sweep import Event, Job, ProcessRunner, forecast, local_runner, sweep
 from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.leases import SILENCE, Leases
-from holdfast.sweep.runner import carry_out, failure
+from holdfast.sweep.runner import carry_out, checkpoint_path, failure, throttled
 from holdfast.training import run
 
 
@@ -414,7 +415,7 @@ def test_a_result_of_a_fleet_that_cannot_be_saved_is_that_run_s_failure(tmp_path
             raise HoldfastError("no space left")
         return results.save(result, out)
 
-    monkeypatch.setattr("holdfast.sweep.fleets.results", SimpleNamespace(save=save))
+    monkeypatch.setattr("holdfast.sweep.runner.results", SimpleNamespace(save=save))
     summary = sweep(GRID[:3], tmp_path, runner=FleetRunner(3), device="cpu")
     assert summary.failed == {saved[0]: "no space left"}
     assert set(summary.done) == set(saved[1:]) == set(GRID[:3]) - {saved[0]}
@@ -448,6 +449,171 @@ def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
     results.save(result, tmp_path)
     monkeypatch.setattr(results.store, "_write", write)
     sweeping[0].join()
+
+
+# --- stopped and continued
+
+LONG = [tiny(seed, train_limit=4000, batch_size=8) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    out = tmp_path_factory.mktemp("never stopped")
+    sweep(LONG, out, runner=inline)
+    return matrices(out)
+
+
+def checkpoints(out: Path) -> set[str]:
+    return {path.name.partition(".")[0] for path in out.glob(".checkpoints/*")}
+
+
+def watcher(act):
+    """A watch that calls `act` once, when a run is under way; and where each run was first seen."""
+    began, acted = {}, []
+
+    def watch(event):
+        if event.kind == "moved":
+            began.setdefault(event.config, event.fraction)
+            if event.fraction > 0.1 and not acted:
+                acted.append(event.config)
+                act()
+
+    return watch, began, acted
+
+
+def press(number=signal.SIGINT):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def one_after_the_other(configs, job, emit):
+    """As `inline`, and tells where runs are."""
+    for config in configs:
+        carry_out(config, job, throttled(lambda progress: emit(Event("moved", progress.config, progress.fraction))))
+        emit(Event("done", config, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("runner", "number"), [(lambda: ProcessRunner(2), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
+)
+def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp_path, never_stopped, runner, number):
+    watch, _, stopped = watcher(press(number))
+    summary = sweep(LONG, tmp_path, runner=runner(), device="cpu", watch=watch)
+    assert (summary.interrupted, summary.left, summary.done) == (True, 2, [])
+    assert stopped[0].fingerprint in checkpoints(tmp_path)
+    assert load_results(tmp_path).skipped == []  # nothing there is taken for a result
+    assert multiprocessing.active_children() == []
+    assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+    watch, began, _ = watcher(lambda: None)
+    assert sorted(sweep(LONG, tmp_path, runner=runner(), device="cpu", watch=watch).done, key=str) == LONG
+    assert began[stopped[0]] > 0.1
+    assert same(matrices(tmp_path), never_stopped)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_run_in_this_process_is_stopped_after_a_whole_step(tmp_path, never_stopped):
+    """Whatever carries out the runs, and although the sweep itself waits for Ctrl-C."""
+
+    def watch(event):
+        if event.kind == "moved" and event.fraction > 0.1:
+            press()()
+
+    assert sweep(LONG, tmp_path, runner=one_after_the_other, device="cpu", watch=watch).interrupted
+    assert checkpoints(tmp_path) == {LONG[0].fingerprint}
+    assert sweep(LONG, tmp_path, runner=one_after_the_other, device="cpu").done == LONG
+    assert same(matrices(tmp_path), never_stopped)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_run_whose_worker_was_killed_continues_from_the_last_checkpoint(tmp_path, never_stopped):
+    watch, _, _ = watcher(lambda: [process.kill() for process in multiprocessing.active_children()])
+    runner = ProcessRunner(1)
+    summary = sweep(LONG[:1], tmp_path, runner=runner, device="cpu", watch=watch, checkpoint_every=0.0)
+    assert "ended by SIGKILL" in summary.failed[LONG[0]]
+    watch, began, _ = watcher(lambda: None)
+    assert sweep(LONG[:1], tmp_path, runner=runner, device="cpu", watch=watch).done == LONG[:1]
+    assert began[LONG[0]] > 0.1
+    assert same(matrices(tmp_path), {LONG[0].fingerprint: never_stopped[LONG[0].fingerprint]})
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["inline", "fleet"])
+@pytest.mark.parametrize("damage", ["cut", "another device", "another version"])
+def test_a_checkpoint_that_cannot_be_used_starts_the_run_anew(tmp_path, undisturbed, damage, kind, caplog):
+    path = checkpoint_path(tmp_path, GRID[0])
+    device = "cuda" if damage == "another device" else "cpu"
+    checkpoint.write(path, "run", {}, Checkpointer(path, GRID[0], torch.device(device)).about)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    if damage == "another version":
+        path.write_bytes(path.read_bytes().replace(b'\\"version\\": ', b'\\"version\\":9'))
+    runner = {"inline": inline, "fleet": FleetRunner(1)}[kind]
+    assert sweep(GRID[:1], tmp_path, runner=runner, device="cpu").done == GRID[:1]
+    assert "starts anew: its checkpoint cannot be used" in caplog.text
+    assert same(matrices(tmp_path), {GRID[0].fingerprint: undisturbed[GRID[0].fingerprint]})
+    assert leftovers(tmp_path) == []
+
+
+def test_the_checkpoint_of_a_run_that_is_finished_is_removed(tmp_path):
+    """Its sweep was killed between saving the result and removing the checkpoint."""
+    sweep(GRID[:1], tmp_path, runner=inline)
+    checkpoint.write(checkpoint_path(tmp_path, GRID[0]), "run", {})
+    checkpoint.write(checkpoint_path(tmp_path, GRID[1]), "run", {})
+    sweep(GRID[:1], tmp_path, runner=inline)
+    assert checkpoints(tmp_path) == {GRID[1].fingerprint}
+
+
+def test_a_result_that_cannot_be_saved_leaves_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.sweep.runner.results", SimpleNamespace(save=lambda *_: 1 / 0))
+    summary = sweep(GRID[:1], tmp_path, runner=FleetRunner(1), device="cpu", checkpoint_every=0.0)
+    assert not summary.done
+    assert checkpoints(tmp_path) == {GRID[0].fingerprint}
+
+
+def test_a_worker_that_does_not_stop_is_killed(tmp_path, monkeypatch):
+    """Pressed a second time, or after a minute, Ctrl-C ends the runs at once."""
+    (tmp_path / "stubborn_plugin.py").write_text(STUBBORN.replace("OUT", str(tmp_path / "out")))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("holdfast.sweep.processes.GRACE", 0.5)
+    pressed = []
+
+    def watch(event):
+        if (tmp_path / "out" / "reached.md").exists() and not pressed:
+            pressed.append(1)
+            press()()
+
+    grid = [tiny(method="stubborn", train_limit=None)]
+    runner, out = ProcessRunner(1), tmp_path / "out"
+    summary = sweep(grid, out, runner=_talkative(runner), plugins=["stubborn_plugin"], watch=watch, device="cpu")
+    assert (summary.interrupted, summary.left) == (True, 1)
+    assert multiprocessing.active_children() == []
+
+
+STUBBORN = """
+import time
+from pathlib import Path
+from holdfast.regularizers import REGULARIZERS
+
+@REGULARIZERS.register("stubborn", "takes its time")
+def stubborn(current, stored):
+    Path("OUT/reached.md").touch()
+    time.sleep(60)
+    return (current - stored).square().mean()
+"""
+
+
+def _talkative(runner):
+    """The same, with a sign of life as an event."""
+
+    def carry(configs, job, emit):
+        seen = []
+
+        def tell(event):
+            seen[:] = [event.config] if event else seen
+            emit(event or Event("moved", seen[0], 0.0) if seen else event)
+
+        runner(configs, job, tell)
+
+    return carry
 
 
 def test_choice_of_runner():

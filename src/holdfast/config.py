@@ -21,6 +21,7 @@ __all__ = ["PRECISIONS", "PROTOCOL", "RunConfig", "Setting"]
 PROTOCOL = 1
 """Raised whenever the same config would mean another computation, so that old results are never mixed with new."""
 
+LARGEST = 3.4028234663852886e38  # the largest number of float32, in which networks compute
 PRECISIONS = ("float32", "bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "linear")
@@ -76,8 +77,10 @@ class RunConfig:
         for name in ("tasks", "epochs", "batch_size", "replay_size", "train_limit", "buffer_size"):
             value = getattr(self, name)
             optional = name in ("tasks", "train_limit", "buffer_size")
-            if not (optional and value is None) and (not _is_whole(value) or value < 1):
-                raise UsageError(f"{name.replace('_', ' ')} must be a whole number of at least 1, not {value!r}.")
+            if not (optional and value is None) and not (_is_whole(value) and 1 <= value < 2**63):
+                raise UsageError(
+                    f"{name.replace('_', ' ')} must be a whole number of at least 1 and below 2**63, not {value!r}."
+                )
         if not _is_whole(self.seed):
             raise UsageError(f"seed must be a whole number, not {self.seed!r}.")
         if not needs_buffer(self.method):
@@ -86,8 +89,8 @@ class RunConfig:
             raise UsageError(f"method '{self.method}' needs a buffer size, for instance 200.")
         for name in ("lr", "alpha", "beta", "validation", "momentum", "weight_decay"):
             value = getattr(self, name)
-            if not _is_finite(value) or value < 0:
-                raise UsageError(f"{name} must be a finite number of at least 0, not {value!r}.")
+            if not _is_finite(value) or not 0 <= value <= LARGEST:
+                raise UsageError(f"{name} must be a finite number of at least 0 that float32 has, not {value!r}.")
             # One spelling of each number (1 and 1.0, 0.0 and -0.0): equal configs share a fingerprint.
             object.__setattr__(self, name, abs(float(value)))
         if self.validation >= 1:

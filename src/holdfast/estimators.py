@@ -1,4 +1,4 @@
-"""Replay as a scikit-learn estimator: `partial_fit` on whatever comes, `predict` on everything that came.
+"""Replay as scikit-learn estimators: `partial_fit` on each new portion of a stream, `predict` on all of it.
 
 Needs the extra `sklearn`.
 """
@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 
 class _ReplayEstimator(BaseEstimator):
-    """What both estimators share: settings, a network made when the first samples come, passes over samples."""
+    """What both estimators share: the settings, the network made for the first samples, passes over samples."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class _ReplayEstimator(BaseEstimator):
         return self.learner_.model
 
     def _options(self) -> dict[str, Any]:
-        """What the learner is told beyond the settings."""
+        """Options of the learner beyond the settings."""
         return {}
 
     def _begin(self, x: Tensor, outputs: int) -> None:
@@ -84,7 +84,7 @@ class _ReplayEstimator(BaseEstimator):
 
     def _build(self) -> None:
         self.learner_ = self._learner()
-        # Layers such as dropout draw from PyTorch's global generators; these take their place while it learns.
+        # Layers such as dropout draw from PyTorch's global generators. These replace them while it learns.
         self._random = own_generators(self._seed, "network", self.learner_.device)
 
     def _learner(self) -> Learner:
@@ -110,7 +110,7 @@ class _ReplayEstimator(BaseEstimator):
     def _batches(self, count: int) -> Iterator[Tensor]:
         size = self._positive("batch_size")
         rows = torch.randperm(count, generator=self._order)
-        # A single sample left over goes with the last minibatch: BatchNorm cannot learn from one.
+        # BatchNorm cannot learn from one sample: a single sample that is left over joins the last minibatch.
         whole = count - 1 if count % size == 1 and count > 1 else count
         parts = list(torch.split(rows[:whole], size))
         parts[-1] = torch.cat([parts[-1], rows[whole:]])
@@ -119,7 +119,7 @@ class _ReplayEstimator(BaseEstimator):
     def _answers(self, X: ArrayLike) -> Tensor:
         """The network's outputs (n, outputs)."""
         check_is_fitted(self)
-        x = _tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=self._any_shape()))
+        x = _tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=True))
         return predict(self.module_, x.to(self.learner_.device), _as_it_is).cpu()
 
     def _positive(self, name: str) -> int:
@@ -128,15 +128,11 @@ class _ReplayEstimator(BaseEstimator):
             raise UsageError(f"{name} must be at least 1, not {value}.")
         return value
 
-    def _any_shape(self) -> bool:
-        """Whether samples may have more than one dimension: a network of one's own may want images."""
-        return not isinstance(self.model, str) or self.model != "mlp"
-
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and joblib: the learner as its state_dict, which is what it promises to restore."""
+        """For pickle and joblib: the learner as its state_dict."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "learner_" in state:
-            with swapped_globally(state.pop("_random")):  # whose states are among what a learner keeps
+            with swapped_globally(state.pop("_random")):  # their states belong to the state of a learner
                 state["learner_"] = state["learner_"].state_dict()
             state["_order"] = self._order.get_state()
         return state
@@ -154,21 +150,20 @@ class _ReplayEstimator(BaseEstimator):
 class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     """A network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
 
-    `partial_fit` makes one pass over the samples it is given; call it with every new portion of the stream. Each
-    minibatch is accompanied by samples from a buffer of `buffer_size`, which holds a uniform sample of everything seen.
+    `partial_fit` makes one pass over its samples; call it with every new portion of the stream. To each minibatch it
+    adds samples from a buffer, which holds a uniform sample of everything seen. Scale features to about unit variance.
 
-    `model` is the name of a registered network ("mlp": two hidden layers of 100 units) or a callable
-    (shape of one sample, number of classes) -> torch module. `regularizer` keeps the answers on stored samples where
-    they were, weighed by `beta`: a registered name, a function of two logit tensors, or None for plain replay; `alpha`
-    weighs the replayed samples. `buffer_size=None` learns without any memory, for comparison. `optimizer` is a callable
-    such as torch.optim.SGD, called with the parameters and `lr`; Adam if None. `epochs` are those of `fit`. Features
-    should be scaled as for any network, to about unit variance.
-
-    `head` names the network's last nn.Linear ("classifier" in "mlp") and lets it grow: `partial_fit` then takes labels
-    that nobody announced, on the first call and later. Without it, `classes` are fixed by the first call.
-
-    `random_state` decides everything random, dropout included, and leaves PyTorch's global generators alone. They are
-    the whole process's, so estimators in threads learn in turns: parallel fits want processes, joblib's default.
+    - `model`: the name of a registered network, or a callable (shape of one sample, number of classes) -> torch module.
+    - `buffer_size`: samples in the buffer; None learns without a buffer, for comparison.
+    - `regularizer`: keeps outputs on stored samples where they were: a registered name, a function of two logit
+      tensors, or None for plain replay.
+    - `alpha`, `beta`: weights of the replayed samples and of the regularizer.
+    - `optimizer`: a callable such as torch.optim.SGD, called with the parameters and `lr`; None for Adam.
+    - `epochs`: passes that `fit` makes.
+    - `head`: the name of the network's last nn.Linear, for instance "classifier". With it, `partial_fit` takes new
+      labels at any time and the network grows. Without it, the first call fixes `classes`.
+    - `random_state`: decides everything random, dropout included. PyTorch's global generators stay as they are, and
+      belong to the whole process: estimators in threads take turns. Fit in parallel processes, joblib's default.
 
     Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
     """
@@ -214,16 +209,16 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Learn on from X (n, features) and labels y (n,) in one pass.
+        """Continue to learn from X (n, features) and labels y (n,), in one pass.
 
-        `classes` are all labels that will ever come; the first call needs them, unless `fit` was called before or the
-        head may grow.
+        `classes` are all labels that will ever come. The first call needs them, unless `fit` was called before or
+        `head` is given.
         """
         first = not hasattr(self, "learner_")
         if first and classes is None and self.head is None:
             raise UsageError(
                 "classes must be given on the first call to partial_fit: all labels that will ever come. "
-                'Where nobody knows them, let the head grow, with head="classifier" or what its name is.'
+                'If they are not known, name the last nn.Linear with head=, for instance head="classifier".'
             )
         x, labels = self._samples(X, y, first=first)
         announced = np.unique(labels if classes is None else np.asarray(classes))
@@ -257,8 +252,8 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         return {"head": self.head}
 
     def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
-        """The samples as a tensor and their labels, checked the way scikit-learn does."""
-        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=self._any_shape())
+        """The samples as a tensor and their labels, checked as scikit-learn does."""
+        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=True)
         check_classification_targets(labels)
         return _tensor(x), labels
 
@@ -266,9 +261,8 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
 class ReplayRegressor(RegressorMixin, _ReplayEstimator):
     """A regression network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
 
-    The loss is the mean squared error; targets, like features, should be scaled to about unit variance. Everything else
-    is as in `ReplayClassifier`: `model` is called with the shape of one sample and the number of targets, and
-    `regularizer` compares the network's outputs now and then.
+    The loss is the mean squared error; scale targets, like features, to about unit variance. The settings are those of
+    `ReplayClassifier` without `head`. A `model` is called with the shape of one sample and the number of targets.
 
     Attributes after fitting: `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
     """
@@ -282,7 +276,7 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn on from X (n, features) and targets y, of the form of the first call, in one pass."""
+        """Continue to learn from X (n, features) and targets y, shaped as in the first call, in one pass."""
         first = not hasattr(self, "learner_")
         x, targets = self._samples(X, y, first=first)
         if first:
@@ -291,7 +285,7 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         return self
 
     def predict(self, X: ArrayLike) -> Array:
-        """The targets, in the form in which they were learned: (n,) or (n, targets)."""
+        """The targets, shaped as they were in training: (n,) or (n, targets)."""
         answers: Array = self._answers(X).numpy()
         return answers[:, 0] if self._flat else answers
 
@@ -299,9 +293,9 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         return {"loss": nn.functional.mse_loss}
 
     def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
-        """The samples and their targets (n, targets) as tensors, checked the way scikit-learn does."""
+        """The samples and their targets (n, targets) as tensors, checked as scikit-learn does."""
         x, targets = validate_data(
-            self, X, y, dtype=np.float32, reset=first, allow_nd=self._any_shape(), multi_output=True, y_numeric=True
+            self, X, y, dtype=np.float32, reset=first, allow_nd=True, multi_output=True, y_numeric=True
         )
         rows = _tensor(np.asarray(targets, dtype=np.float32).reshape(len(targets), -1))
         if first:
@@ -317,7 +311,7 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
 
 
 def _joined(labels: Array, arrived: Array) -> Array:
-    """The labels that `arrived` before, in that order, and then the new ones."""
+    """The labels that `arrived` before, in their order, then the new ones."""
     if len(arrived) and isinstance(arrived[0], str) != isinstance(labels[0], str):
         kinds = ("texts", "numbers") if isinstance(arrived[0], str) else ("numbers", "texts")
         raise UsageError(f"so far labels are {kinds[0]}, these are {kinds[1]}: give all of them in one form.")
@@ -325,20 +319,19 @@ def _joined(labels: Array, arrived: Array) -> Array:
 
 
 def _numbers(labels: Array, arrived: Array) -> Tensor:
-    """The place of each label among those that `arrived`, (n,)."""
+    """The position of each label among those that `arrived`, (n,)."""
     unknown = np.setdiff1d(labels, arrived)
     if len(unknown):
         raise UsageError(
             f"y has labels that are not among the classes {arrived.tolist()}: {unknown.tolist()}. "
-            "Name all classes on the first call to partial_fit, or let the head grow, with head= the name of the last "
-            'nn.Linear ("classifier" in "mlp").'
+            "Name all classes on the first call to partial_fit, or let the last nn.Linear grow: name it with head=."
         )
     order = np.argsort(arrived)
     return torch.from_numpy(order[np.searchsorted(arrived, labels, sorter=order)])
 
 
 def _tensor(x: Array) -> Tensor:
-    return torch.from_numpy(np.array(x))  # a copy: what scikit-learn hands on may be read-only
+    return torch.from_numpy(np.array(x))  # a copy: arrays from scikit-learn may be read-only
 
 
 def _as_it_is(x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If the block raises, the old file stays and the new one is removed. A missing folder is made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     remove_scratch(path, HOUR)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Nobody can put a link at a name that nobody can guess.
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

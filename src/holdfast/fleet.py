@@ -1,4 +1,4 @@
-"""Several runs at once on one device, from one process: their steps take turns, their GPU work overlaps."""
+"""Several runs at once on one device, in one process: their steps take turns, their work on a GPU overlaps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.results import RunResult
-from holdfast.training import Progress, choose_device, train
+from holdfast.run_state import Checkpointer, Progress
+from holdfast.training import choose_device, train
 
 __all__ = ["Member", "Outcome", "run_fleet"]
 
@@ -30,12 +31,14 @@ class Outcome(NamedTuple):
 class Member:
     """One run on its own stream."""
 
-    def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, benchmark: Benchmark, device: torch.device, checkpointer: Checkpointer | None = None
+    ) -> None:
         self.config = config
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self.stream:
             self.stream.wait_stream(torch.cuda.current_stream(device))
-        self._steps: Generator[Progress, None, RunResult] = train(config, benchmark, device)
+        self._steps: Generator[Progress, None, RunResult] = train(config, benchmark, device, checkpointer)
 
     def step(self) -> Progress:
         """Advance by one step; StopIteration carries the result."""
@@ -45,9 +48,9 @@ class Member:
 
 
 class _Size:
-    """How many runs to keep going: grows by one while that makes all of them together faster."""
+    """The number of runs at once: grows by one while that makes all of them together faster."""
 
-    SETTLE, WINDOW, GAIN = 600, 400, 1.05  # steps per run to wait and to measure; growth worth another run
+    SETTLE, WINDOW, GAIN = 600, 400, 1.05  # steps per run to wait and to measure; gain that is worth another run
 
     def __init__(self, given: int | None, device: torch.device) -> None:
         self.now, self._device = given or 1, device
@@ -72,7 +75,7 @@ class _Size:
             self.now += 1
 
     def _room(self) -> bool:
-        """Whether one more run of the size of those running would fit into the GPU's memory."""
+        """Whether the GPU's memory has room for one more run of the size of the present ones."""
         if self._device.type != "cuda":
             return False  # on a CPU, runs gain nothing from taking turns
         free, total = torch.cuda.mem_get_info(self._device)
@@ -86,16 +89,19 @@ def run_fleet(
     data: Path | str | None = None,
     device: str = "auto",
     on_step: Callable[[Progress], None] | None = None,
+    make_checkpointer: Callable[[RunConfig, torch.device], Checkpointer] | None = None,
 ) -> Iterator[Outcome]:
-    """Carry out all runs, `size` at a time, and yield each as it ends; a run that fails leaves the others untouched.
+    """Carry out all runs, `size` at a time, and yield each as it ends. A run that fails does not affect the others.
 
-    Each gives the result it would give alone. Without `size`, the fleet grows while memory lasts and the measured
-    throughput of all runs together still rises.
+    Each gives the result it would give alone. Without `size`, the fleet grows while there is memory and the measured
+    throughput of all runs together still rises. With checkpointers, runs continue from their checkpoints. When a stop
+    is requested from all of them, each writes its state, and then KeyboardInterrupt is raised.
     """
     target = choose_device(device)
-    waiting, active = iter(configs), list[Member]()  # drawn one by one: several fleets may share a list
+    waiting, active = iter(configs), list[Member]()  # one by one: several fleets may share an iterator
     wanted = _Size(size, target)
     exhausted = False
+    stopped: KeyboardInterrupt | None = None
     while not exhausted or active:
         while not exhausted and len(active) < wanted.now:
             config = next(waiting, None)
@@ -103,7 +109,9 @@ def run_fleet(
                 exhausted = True
                 break
             try:
-                active.append(Member(config, make_benchmark(config, data_root(data), target), target))
+                benchmark = make_benchmark(config, data_root(data), target)
+                checkpointer = make_checkpointer(config, target) if make_checkpointer else None
+                active.append(Member(config, benchmark, target, checkpointer))
             except Exception as error:  # a plugin's benchmark may raise anything
                 yield Outcome(config, None, error)
         for member in list(active):
@@ -112,10 +120,17 @@ def run_fleet(
             except StopIteration as end:
                 active.remove(member)
                 yield Outcome(member.config, end.value, None)
-            except Exception as error:  # a plugin's method too, and a device without memory
+            except KeyboardInterrupt as stop:
+                if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
+                    raise
+                active.remove(member)
+                stopped, exhausted = stop, True  # the others follow, and no further run is begun
+            except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
                 active.remove(member)
                 yield Outcome(member.config, None, error)
             else:
                 wanted.stepped()
                 if on_step:
                     on_step(progress)
+    if stopped:
+        raise stopped

@@ -6,8 +6,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from holdfast.engine import Engine
 from holdfast.errors import CheckpointError, TrainingError, UsageError
 from holdfast.rng import own_generators, restore, swapped_globally
 
-__all__ = ["Checkpointer", "Clock", "Progress", "RunState", "secluded"]
+__all__ = ["Checkpointer", "Clock", "Progress", "RunState", "on_stop_signals", "secluded"]
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +156,35 @@ def secluded(steps: Generator[T, None, R], seed: int, device: torch.device) -> G
     return (yield from steps)
 
 
+@contextmanager
+def on_stop_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM call `stop`; the second time, they have the effect they have outside.
+
+    Handlers that are neither Python's own nor of such a block are left alone.
+    """
+    usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    outside = {number: signal.getsignal(number) for number in usual}
+    ours = [number for number in usual if outside[number] == usual[number] or isinstance(outside[number], _StopHandler)]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []  # only the main thread may handle signals
+    for number in ours:
+        signal.signal(number, _StopHandler(stop, outside[number]))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, outside[number])
+
+
+class _StopHandler:
+    def __init__(self, stop: Callable[[], object], outside: Any) -> None:
+        self.stop, self.outside = stop, outside
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, self.outside)
+        self.stop()
+
+
 class Checkpointer:
     """Writes a run's state to a file every so many seconds, and continues a run from it.
 
@@ -180,29 +209,13 @@ class Checkpointer:
         """Let the step at hand finish; then the state is written and KeyboardInterrupt ends the run."""
         self._stopping = True
 
-    @contextmanager
-    def stoppable(self) -> Iterator[None]:
+    def stoppable(self) -> AbstractContextManager[None]:
         """Inside, Ctrl-C and SIGTERM request a stop; the second time, they end the process at once.
 
         An interrupt in the middle of a step would leave a model that has learned from a minibatch which the buffer was
         never offered.
         """
-        usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        ours = [number for number, handler in usual.items() if signal.getsignal(number) == handler]
-        if threading.current_thread() is not threading.main_thread():
-            ours = []  # only the main thread may handle signals
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            signal.signal(number, usual[number])
-            self.request_stop()
-
-        for number in ours:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number in ours:
-                signal.signal(number, usual[number])
+        return on_stop_signals(self.request_stop)
 
     def due(self) -> bool:
         """Whether it is time to write the state."""

@@ -78,9 +78,9 @@ def test_accumulates_in_float64() -> None:
         (torch.zeros(2, 3), torch.tensor([0, 3]), r"0\.\.2"),
         (torch.zeros(2, 3), torch.tensor([-1, 0]), r"-1\.\.0"),
         (torch.zeros(2, 3), torch.tensor([0]), "one per row"),
-        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), "at least one sample"),
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), "one sample or more"),
         (torch.zeros(2, 1), torch.tensor([0, 0]), "two classes"),
-        (torch.zeros(2), torch.tensor([0, 0]), "two classes"),
+        (torch.zeros(2), torch.tensor([0, 0]), r"\(samples, classes\)"),
         (torch.zeros(2, 3), torch.tensor([0.0, 1.0]), "integers"),
     ],
 )

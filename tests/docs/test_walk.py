@@ -212,17 +212,19 @@ def test_the_commands_of_the_readme_are_right():
                 subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
             else:
                 parse(words[1:])
-    assert seen == 10
+    assert seen == 11
 
 
 def test_the_example_of_contributing_runs(newcomer):
     """Saved as my_module.py, as the text says, checked and run on one task of 320 images."""
-    (block,) = (block for block in blocks(CONTRIBUTING) if block.language == "python")
-    Path("my_module.py").write_text(block.text, "utf-8")
+    regularizer, learner = (block for block in blocks(CONTRIBUTING) if block.language == "python")
+    Path("my_module.py").write_text(f"{regularizer.text}\n{learner.text}", "utf-8")
     command = re.search(r"`(holdfast run [^`]*)`", CONTRIBUTING.read_text("utf-8"))[1]
     call(shlex.split(f"{command} --tasks 1 --set train_limit=320 --set regularizer.delta=0.5"))
     session: dict = {}
     exec("import holdfast.testing\nfrom my_module import huber\nholdfast.testing.check_regularizer(huber)", session)
+    exec("from my_module import Mine\nholdfast.testing.check_learner(Mine)", session)
+    call(shlex.split("holdfast run rot-mnist mine --plugin my_module --tasks 1 --set train_limit=320 --set weight=0.7"))
 
 
 def test_commands_in_running_text_exist():

@@ -179,7 +179,7 @@ def test_without_shared_seeds_a_lean_is_open(out, store):
     lean = column(out, store, lambda number, seed: 3.0, seeds=2)
     assert isnan(lean.low)
     assert lean.direction == "open"
-    assert "if cells were independent); they share 2 seeds, and it takes 3 to tell" in lean.reason
+    assert "if cells were independent); seeds they share: 2, and it takes 3 to tell" in lean.reason
 
 
 def test_a_lean_is_claimed_falsely_in_one_of_twenty_at_most():

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from safetensors.torch import save
 
 from holdfast import results
 from holdfast.analysis.runs import analyze_run
+from holdfast.analysis.store import read_findings
 from holdfast.config import RunConfig
 from holdfast.experiments import load_results
 from holdfast.report import gather, render_report
@@ -56,6 +58,8 @@ def is_result(value):
     """Whether a value read is a result that the rest of the program can work with."""
     numbers = (value.accuracy, value.task_il_accuracy, value.forward_transfer, value.backward_transfer)
     assert all(isinstance(number, float) for number in (*numbers, value.forgetting, value.seconds))
+    assert 0 <= value.accuracy <= 100
+    assert 0 <= value.seconds < math.inf
     assert value.matrix.dim() == 2
     assert value.matrix.dtype == torch.float64
     assert len(value.config.fingerprint) == 16
@@ -119,3 +123,24 @@ names = st.sampled_from(["logits.0", "labels.0", "logits.1", "labels.1", "logits
 def test_analysis_of_stored_logits(content, place):
     """Whole files whose tensors are of other shapes, types and names are refused as damaged ones are."""
     outcome(analyze_run, folder_with(place, **{"logits.safetensors": content}))
+
+
+ANALYSIS = Path(__file__).parents[2] / "results" / "seq-cifar10" / "analysis" / "analysis.json"
+
+
+@functools.cache
+def analysis():
+    """A real analysis of two methods."""
+    values = json.loads(ANALYSIS.read_text("utf-8"))
+    del values["comparisons"][0]["methods"][2:]
+    return values
+
+
+@fuzz(damaged(json.dumps(analysis()).encode()) | altered(analysis()))
+def test_analysis_json(content, place):
+    """Whatever is read is whole: its gains and claims can be computed, and it can be written again."""
+    (place / "analysis.json").write_bytes(content)
+    found = outcome(read_findings, place / "analysis.json")
+    if isinstance(found, list):
+        for one in found:
+            json.dumps(one.to_json(), allow_nan=False)

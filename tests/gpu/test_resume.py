@@ -10,6 +10,7 @@ from holdfast.bench import made_up
 from holdfast.benchmarks import make_benchmark
 from holdfast.data import data_root
 from holdfast.engine import BfloatTwin
+from holdfast.fleet import run_fleet
 from holdfast.run_state import Checkpointer
 from holdfast.training import _prepare, train
 
@@ -162,3 +163,24 @@ def test_buffers_outside_the_device(tmp_path, place):
         for mine, theirs in zip(one.sample(5), other.sample(5), strict=True):
             assert theirs.device.type == DEVICE.type
             assert torch.equal(mine, theirs)
+
+
+def test_a_fleet_that_is_stopped_continues(tmp_path):
+    methods, made = ("er", "mse", "clser"), []
+    configs = [hf.RunConfig.preset("rot-mnist", m, buffer_size=50, tasks=2, train_limit=3000) for m in methods]
+
+    def checkpointer(config, device):
+        made.append(Checkpointer(tmp_path / config.fingerprint, config, device))
+        return made[-1]
+
+    def stop(progress):
+        if progress.step == 15:
+            for each in made:
+                each.request_stop()
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
+        list(run_fleet(configs, size=3, device="cuda", on_step=stop, make_checkpointer=checkpointer))
+    assert {path.name for path in tmp_path.iterdir()} == {config.fingerprint for config in configs}
+    for outcome in run_fleet(configs, size=3, device="cuda", make_checkpointer=checkpointer):
+        alone = hf.run(outcome.config, device="cuda")
+        assert_close(outcome.result.weights, alone.weights, rtol=1e-3, atol=1e-4)

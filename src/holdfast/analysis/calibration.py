@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = ["Calibration", "calibration", "pool_calibrations"]
+__all__ = ["Calibration", "calibration", "check_labels", "check_logits", "pool_calibrations"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,12 @@ def calibration(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
     >>> round(sure_and_right.ece, 3), sure_and_right.count[-1]
     (0.0, 2)
     """
-    _check(logits, labels, bins)
+    if bins < 1:
+        raise UsageError(f"calibration needs at least one bin, got bins={bins}.")
+    check_logits(logits)
+    if logits.shape[1] < 2:
+        raise UsageError(f"calibration needs two classes or more, got logits of shape {tuple(logits.shape)}.")
+    check_labels(labels, logits)
     confidences, predictions = torch.softmax(logits.double(), dim=1).max(dim=1)
     correct = (predictions == labels).double()
 
@@ -78,21 +83,22 @@ def _from_bins(confidence: Tensor, accuracy: Tensor, count: Tensor) -> Calibrati
     )
 
 
-def _check(logits: Tensor, labels: Tensor, bins: int) -> None:
-    if bins < 1:
-        raise UsageError(f"calibration needs at least one bin, got bins={bins}.")
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise UsageError(f"logits must be (samples, classes) with two classes or more, got {tuple(logits.shape)}.")
+def check_logits(logits: Tensor) -> None:
+    """Raise a UsageError unless the logits are finite (samples, classes) with one sample or more."""
+    if logits.ndim != 2 or logits.shape[0] == 0:
+        raise UsageError(f"logits must be (samples, classes) with one sample or more, got {tuple(logits.shape)}.")
+    if not bool(torch.isfinite(logits).all()):
+        raise UsageError("logits contain NaN or infinity; check that the model's training did not diverge.")
+
+
+def check_labels(labels: Tensor, logits: Tensor) -> None:
+    """Raise a UsageError unless the labels are a column of the logits for each sample."""
     if labels.shape != logits.shape[:1]:
         raise UsageError(
             f"labels must be one per row of the logits: expected ({logits.shape[0]},), got {tuple(labels.shape)}."
         )
-    if logits.shape[0] == 0:
-        raise UsageError("calibration needs at least one sample, got none.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise UsageError(f"labels must be class indices (integers), got {labels.dtype}.")
-    if not bool(torch.isfinite(logits).all()):
-        raise UsageError("logits contain NaN or infinity; check that the model's training did not diverge.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= logits.shape[1]:
         raise UsageError(f"labels must lie in 0..{logits.shape[1] - 1} (columns of the logits), got {low}..{high}.")

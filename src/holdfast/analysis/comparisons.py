@@ -10,10 +10,13 @@ from math import isnan
 from holdfast.config import RunConfig
 from holdfast.results import RunResult
 
-__all__ = ["METHODS", "Comparison", "Variant", "comparisons", "method_order", "variants"]
+__all__ = ["APPROXIMATE", "METHODS", "STRICT", "Comparison", "Variant", "comparisons", "method_order", "variants"]
 
-METHODS = ("joint", "sgd", "er", "l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")
-"""The paper's methods in the order in which they are shown: bounds, er, strict regularizers, approximate ones."""
+STRICT = ("l1", "l2", "linf", "mse")
+APPROXIMATE = ("kl", "mi", "simclr", "byol", "dino", "barlow")
+"""The paper's two families of regularizers: those that compare logits one by one, and the others."""
+METHODS = ("joint", "sgd", "er", *STRICT, *APPROXIMATE)
+"""The paper's methods in the order in which they are shown."""
 
 WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""
@@ -145,9 +148,4 @@ def _setting(name: str, value: object) -> str:
 def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
     """Settings as a sort key: numbers by size, texts by letters, None first."""
     values = [getattr(config, field.name) for field in fields(config)]
-    return [
-        (value is not None, float(value), "")
-        if isinstance(value, int | float)
-        else (value is not None, 0.0, str(value))
-        for value in values
-    ]
+    return [(v is not None, float(v) if isinstance(v, int | float) else 0.0, str(v)) for v in values]

@@ -52,7 +52,7 @@ Distortion = Callable[[Tensor, Level, Generator], Tensor]
 
 LUMA = (0.299, 0.587, 0.114)
 REFERENCE_SIDE = 32
-# A chunk fits the processor's cache; it also fixes which draws an image gets, so changing it changes every result.
+# A chunk fits the processor's cache. It also decides which draws an image gets: changing it changes every result.
 CHUNK_IMAGES = 128
 CHUNK_PIXELS = CHUNK_IMAGES * REFERENCE_SIDE**2
 
@@ -286,7 +286,7 @@ def snow(x: Tensor, level: tuple[float, float, float, float, int, float, float],
 
     The level is (mean, sd, zoom, threshold, blur radius, blur sigma, share of the picture that is not whitened).
     """
-    mean, sd, zoom, threshold, radius, sigma, kept = level
+    mean, sd, zoom, threshold, radius, sigma, plain = level
     n, _, height, width = x.shape
     flakes = mean + sd * _normal((n, 1, height, width), generator)
     zoom = max(1.0, zoom * _scale(x))
@@ -295,7 +295,7 @@ def snow(x: Tensor, level: tuple[float, float, float, float, int, float, float],
     degrees = filters.uniform((n,), -135, -45, generator)
     flakes = filters.motion_blur(flakes, radius * _scale(x), sigma * _scale(x), degrees)
     whitened = torch.maximum(x, 1.5 * _brightness(x) + 0.5)
-    return kept * x + (1 - kept) * whitened + flakes + flakes.rot90(2, (-2, -1))
+    return plain * x + (1 - plain) * whitened + flakes + flakes.rot90(2, (-2, -1))
 
 
 @corruption("frost", "weather", ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)))
@@ -320,7 +320,7 @@ def frost_texture(n: int, height: int, width: int, generator: Generator) -> Tens
 
 @corruption("fog", "weather", ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)))
 def fog(x: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
-    """Clouds of plasma-fractal noise added, then rescaled so that the brightest value keeps its place."""
+    """Clouds of plasma-fractal noise added, then rescaled so that the brightest value stays as it is."""
     strength, decay = level
     n, _, height, width = x.shape
     side = 2 ** ceil(log2(max(height, width)))
@@ -331,7 +331,7 @@ def fog(x: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
 
 @corruption("brightness", "weather", (0.05, 0.1, 0.15, 0.2, 0.3))
 def brightness(x: Tensor, offset: float, generator: Generator) -> Tensor:
-    """More light: the value of HSV raised, hue and saturation kept."""
+    """More light: the value of HSV raised, hue and saturation unchanged."""
     value = x.amax(1, keepdim=True)
     raised = (value + offset).clamp(max=1)
     # With hue and saturation fixed, all channels are proportional to the value; black has neither and turns grey.

@@ -84,13 +84,13 @@ def zoom_matrix(size: int, zoom: float) -> Tensor:
     """The (size, size) matrix that enlarges the middle of an axis `zoom` times (>= 1), linearly interpolated.
 
     The middle ceil(size / zoom) pixels are stretched, first on first and last on last, to their number times the zoom
-    (rounded), and the middle `size` of the result are kept.
+    (rounded). The result is the middle `size` of those.
     """
-    kept = ceil(size / zoom)
-    stretched = round(kept * zoom)
-    first, trim = (size - kept) // 2, (stretched - size) // 2
-    positions = (torch.arange(size, dtype=torch.float64) + trim) * (kept - 1) / max(stretched - 1, 1)
-    left = positions.floor().long().clamp(max=max(kept - 2, 0))
+    middle = ceil(size / zoom)
+    stretched = round(middle * zoom)
+    first, trim = (size - middle) // 2, (stretched - size) // 2
+    positions = (torch.arange(size, dtype=torch.float64) + trim) * (middle - 1) / max(stretched - 1, 1)
+    left = positions.floor().long().clamp(max=max(middle - 2, 0))
     share = positions - left
     matrix = torch.zeros(size, size, dtype=torch.float64)
     matrix.scatter_add_(1, (first + left)[:, None], (1 - share)[:, None])
@@ -167,7 +167,7 @@ def motion_blur(images: Tensor, radius: float, sigma: float, degrees: Tensor) ->
 
 
 def displace(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Each pixel replaced by the one `down` rows and `right` columns away (integers (N, H, W)), kept inside."""
+    """Each pixel replaced by the one `down` rows and `right` columns away (integers (N, H, W)); the edge repeats."""
     height, width = images.shape[-2:]
     rows = torch.arange(height, device=images.device)[:, None] + down
     columns = torch.arange(width, device=images.device) + right

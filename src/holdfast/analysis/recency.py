@@ -9,6 +9,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from holdfast.analysis.calibration import check_logits
 from holdfast.errors import UsageError
 
 __all__ = ["Recency", "mean_recency", "recency"]
@@ -31,8 +32,8 @@ class Recency:
 def recency(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> Recency:
     """The recency bias in logits (N, classes) over the whole test set; `task_classes[t]` are the classes of task t.
 
-    The softmax and the argmax run over all columns of the logits (the Class-IL setting). Columns that belong to no task
-    keep their probability, so the task probabilities then sum to less than 1.
+    The softmax and the argmax run over all columns of the logits (the Class-IL setting). If some columns belong to no
+    task, the task probabilities sum to less than 1.
 
     >>> recency(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), [[0, 1], [2, 3]]).task_probabilities
     [0.5, 0.5]
@@ -55,10 +56,7 @@ def mean_recency(parts: Sequence[Recency]) -> Recency:
 
 
 def _check(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> None:
-    if logits.ndim != 2 or logits.shape[0] == 0:
-        raise UsageError(f"logits must be (samples, classes) with one sample or more, got {tuple(logits.shape)}.")
-    if not bool(torch.isfinite(logits).all()):
-        raise UsageError("logits contain NaN or infinity; check that the model's training did not diverge.")
+    check_logits(logits)
     if len(task_classes) == 0 or any(len(classes) == 0 for classes in task_classes):
         raise UsageError("task_classes must name at least one task, and at least one class for every task.")
     classes = [label for task in task_classes for label in task]

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.analysis.calibration import check_labels, check_logits
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
-from holdfast.data.cifar10c import FOLDER
-from holdfast.data.files import map_array
+from holdfast.data.cifar10c import FOLDER, published_array
 from holdfast.errors import DataError, UsageError
 
 __all__ = ["CorruptedImages", "PublishedCorruptions", "Robustness", "mean_robustness", "robustness"]
@@ -48,8 +48,8 @@ class Robustness:
 class CorruptedImages:
     """Corrupted test images, so that they are made once for all models tested on them.
 
-    Sets beyond `most_bytes` (by default a quarter of the device's memory) are made anew each time, and so are all sets
-    once other images are asked for.
+    Sets beyond `most_bytes` are made again each time. By default that is a quarter of the memory, on a CPU at most
+    4 GiB. Asking for corruptions of other images drops all sets.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:
@@ -64,7 +64,7 @@ class CorruptedImages:
         found = self._sets.get((name, severity))
         if found is None:
             found = corrupt(images, name, severity, seed)
-            room = _quarter_of_memory(images.device) if self._most_bytes is None else self._most_bytes
+            room = _room(images.device) if self._most_bytes is None else self._most_bytes
             if (len(self._sets) + 1) * found.nbytes <= room:
                 self._sets[name, severity] = found
         return found
@@ -74,12 +74,12 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return first is second or (first.device == second.device and torch.equal(first, second))
 
 
-def _quarter_of_memory(device: torch.device) -> int:
-    """In bytes, of all memory that the device has."""
+def _room(device: torch.device) -> int:
+    """A quarter of the device's memory in bytes; on a CPU at most 4 GiB, since a container may have less memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory) // 4
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        return min(4 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     except (AttributeError, ValueError, OSError):  # not on every system
         return 1 << 30
 
@@ -190,15 +190,8 @@ def _accuracy(predict: Predict, images: Tensor, labels: Tensor, batch_size: int)
                 f"predict must return logits (images, classes): expected ({len(batch)}, classes), "
                 f"got {tuple(logits.shape)}."
             )
-        if not bool(torch.isfinite(logits).all()):
-            raise UsageError(
-                "predict returned NaN or infinite logits; check that the model's training did not diverge."
-            )
-        if int(expected.min()) < 0 or int(expected.max()) >= logits.shape[1]:
-            raise UsageError(
-                f"labels must lie in 0..{logits.shape[1] - 1} (columns of the logits), "
-                f"got {int(expected.min())}..{int(expected.max())}."
-            )
+        check_logits(logits)
+        check_labels(expected, logits)
         correct += int((logits.argmax(dim=1) == expected.to(logits.device)).sum())
     return 100 * correct / len(images)
 
@@ -247,10 +240,4 @@ class PublishedCorruptions:
         return torch.from_numpy(np.array(stored)).permute(0, 3, 1, 2).contiguous()
 
     def _load(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        file = self.folder / f"{name}.npy"
-        if not file.is_file():
-            raise DataError(f"{file} is missing; the published CIFAR-10-C folder has one .npy file per corruption.")
-        stored = map_array(file)
-        if stored.shape != shape or not np.issubdtype(stored.dtype, np.integer):
-            raise DataError(f"{file} holds {stored.dtype} {stored.shape}, expected integers {shape}; fetch it again.")
-        return stored
+        return published_array(self.folder / f"{name}.npy", shape)

@@ -10,7 +10,7 @@ from holdfast.analysis.corruptions import CORRUPTIONS, SEVERITIES
 from holdfast.analysis.findings import Findings, Summary
 from holdfast.analysis.transfer import Estimate
 from holdfast.errors import DataError, HoldfastError
-from holdfast.results import checked, read_json, write_json
+from holdfast.results import read_json, validated, write_json
 
 __all__ = ["ANALYSIS", "read_findings", "write_findings"]
 
@@ -33,8 +33,8 @@ def write_findings(path: Path, findings: Iterable[Findings], **about: Any) -> di
 def read_findings(path: Path) -> list[Findings]:
     """The comparisons in the file `path`; a DataError if it is damaged or something else."""
     try:
-        values = checked(dict[str, Any], read_json(path), "analysis")
-        comparisons = checked(list[dict[str, Any]], values.get("comparisons"), "comparisons")
+        values = validated(dict[str, Any], read_json(path), "analysis")
+        comparisons = validated(list[dict[str, Any]], values.get("comparisons"), "comparisons")
         return [_findings(comparison, f"comparisons[{number}]") for number, comparison in enumerate(comparisons)]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -44,10 +44,10 @@ def read_findings(path: Path) -> list[Findings]:
 
 def _findings(values: dict[str, Any], where: str) -> Findings:
     """The schema is that of the classes; a config stands for all seeds. Gains and claims are computed again."""
-    methods = checked(list[dict[str, Any]], values.get("methods"), f"{where}.methods")
+    methods = validated(list[dict[str, Any]], values.get("methods"), f"{where}.methods")
     for method in methods:
-        method["config"] = {**checked(dict[str, Any], method.get("config"), f"{where}.config"), "seed": 0}
-    found: Findings = checked(Findings, {**values, "summaries": methods}, where)
+        method["config"] = {**validated(dict[str, Any], method.get("config"), f"{where}.config"), "seed": 0}
+    found: Findings = validated(Findings, {**values, "summaries": methods}, where)
     labels = [summary.label for summary in found.summaries]
     _require(0 < len(labels) == len(set(labels)), f"{where} has no methods, or two of one name")
     for summary in found.summaries:

@@ -60,8 +60,8 @@ def transfer(
     `matrices[s][i][j]` is the accuracy on task j after training on task i, None or NaN where it was not evaluated.
     `baselines[s][j]` is the accuracy of the untrained network on task j, needed for forward transfer.
 
-    Intervals are percentile bootstrap: seeds are drawn with replacement `resamples` times, and the middle `level` of
-    the means is kept. All numbers use the same draws. With few seeds such intervals are too narrow, not too wide.
+    Intervals are percentile bootstrap: seeds are drawn with replacement `resamples` times, and the interval spans the
+    middle `level` of the means. All numbers use the same draws. With few seeds such intervals are too narrow.
 
     >>> result = transfer([[[90.0, None], [60.0, 80.0]]])
     >>> result.accuracy.mean, result.backward_transfer.mean, result.forward_transfer
@@ -89,7 +89,7 @@ class Bootstrap:
     """Values, one per seed -> their mean and its percentile interval, with the same resamples every time."""
 
     def __init__(self, seeds: int, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> None:
-        # How often each seed is drawn is all a resampled mean depends on; row r holds the seeds' weights in resample r.
+        # A resampled mean depends only on how often each seed is drawn: row r has the weights of resample r.
         counts = np.random.default_rng(seed).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
         self.weights = counts / seeds
         self.bounds = ((1 - level) / 2, (1 + level) / 2)

@@ -37,8 +37,8 @@ def plan_batches(chunks: list[list[int]], batch_size: int) -> list[Batch]:
     """The stream as a list of minibatches.
 
     `chunks[d]` are the sizes of digit d's chunks in order. The pairs (0,1), (1,2), ..., (8,0) follow each other; each
-    pair takes the next chunk of both digits. A minibatch is divided in proportion to what is left of the two chunks.
-    As soon as one of them is used up, the next pair follows, and what is left of the other chunk is dropped.
+    pair takes the next chunk of both digits. A minibatch is divided in proportion to the rests of the two chunks.
+    As soon as one of them is used up, the next pair follows, and the rest of the other chunk is dropped.
     """
     visits = [0] * DIGITS
     plan = []

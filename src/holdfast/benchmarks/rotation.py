@@ -1,4 +1,4 @@
-"""Rotation of whole image sets at once, pixel for pixel what Pillow's nearest-neighbour `rotate` gives."""
+"""Rotation of whole image sets at once; every pixel is the same as from Pillow's nearest-neighbour `rotate`."""
 
 from __future__ import annotations
 

@@ -155,8 +155,8 @@ class Folder:
         with self._access():
             for file in (self._stamps, *self._files):
                 file.flush()
-            flush(self.path)
             self._check_place()
+            flush(self.path)
         rows = self._row[:count].copy()
         self._referenced[rows] = True
         columns = self.layout.values() if count else ()

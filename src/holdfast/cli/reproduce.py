@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -135,7 +133,7 @@ def _run(
     if all(config in known for config in configs):
         return SweepSummary(there=configs)
     rates = Rates(known, device)
-    with _terminable(), SweepScreen(experiment.name, configs, out, known, rates) as screen:
+    with SweepScreen(experiment.name, configs, out, known, rates) as screen:
         return sweep(
             configs,
             out,
@@ -146,20 +144,6 @@ def _run(
             finished=known,
             watch=screen.watch,
         )
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat SIGTERM, with which batch systems end a job, like Ctrl-C."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data: Path | None, device: str) -> None:

@@ -161,7 +161,7 @@ def _summary(result: results.RunResult) -> Table:
         ("forward transfer", result.forward_transfer),
         ("backward transfer", result.backward_transfer),
         ("forgetting", result.forgetting),
-        ("steps/s", result.timing["steps_per_second"]),
+        ("steps/s", result.timing.get("steps_per_second")),
         ("seconds", result.seconds),
     ]
     return table(result.config.title, ("", ""), rows)

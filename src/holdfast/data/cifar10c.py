@@ -7,16 +7,17 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.data.catalogue import DATASETS, Dataset, Reporter, Status
 from holdfast.data.download import ArchivedSource, files_status
 from holdfast.data.files import Archive, map_array
 from holdfast.errors import DataError
 
-__all__ = ["FOLDER", "Cifar10C"]
+__all__ = ["FOLDER", "Cifar10C", "published_array"]
 
 FOLDER = "CIFAR-10-C"
 CORRUPTIONS = (
@@ -25,6 +26,19 @@ CORRUPTIONS = (
     *("snow", "frost", "fog", "brightness", "spatter"),
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
 )
+
+
+def published_array(file: Path, shape: tuple[int, ...]) -> NDArray[Any]:
+    """The array in a file of the published folder. Its numbers are read when they are used."""
+    if not file.is_file():
+        raise DataError(f"{file} is missing; the published CIFAR-10-C folder has one .npy file per corruption.")
+    stored = map_array(file)
+    if stored.shape != shape or not np.issubdtype(stored.dtype, np.integer):
+        raise DataError(
+            f"{file} is not as published: it holds {stored.dtype} {stored.shape}, expected integers {shape}. "
+            "Fetch it again."
+        )
+    return stored
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,7 @@ class Cifar10C(ArchivedSource):
 
     def _check(self, folder: Path) -> None:
         for name, shape in self.shapes.items():
-            stored = map_array(folder / name)  # the numbers are not read
-            if stored.shape != shape or not np.issubdtype(stored.dtype, np.integer):
-                raise DataError(f"{folder / name} is not as published: it should hold integers of shape {shape}.")
+            published_array(folder / name, shape)
 
     def _unpack(self, archive: Path, root: Path, progress: Reporter | None) -> Path:
         """Make the complete folder in `root`, or nothing."""

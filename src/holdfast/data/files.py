@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import DataError
+from holdfast.errors import DataError, UsageError
 
 __all__ = ["Archive", "checked", "data_root", "map_array", "matches", "read_checked"]
 
@@ -47,7 +47,10 @@ class Archive:
 def data_root(root: Path | str | None = None) -> Path:
     """The folder that holds the data sets: `root`, else $HOLDFAST_DATA, else `holdfast` in the user's cache folder."""
     chosen = root or os.environ.get("HOLDFAST_DATA")
-    return Path(chosen).expanduser() if chosen else _user_cache() / "holdfast"
+    try:
+        return Path(chosen).expanduser() if chosen else _user_cache() / "holdfast"
+    except RuntimeError as error:  # `~name` of nobody
+        raise UsageError(f"{chosen or 'the home folder'} cannot be found: {error} Name a folder with --data.") from None
 
 
 def _user_cache() -> Path:

@@ -79,11 +79,13 @@ class Experiment:
         all hold. `buffer_size=none` selects methods without a buffer.
         """
         wanted = self._parse(conditions)
-        kept = tuple(cell for cell in self.cells if all(cell.facts()[key] in values for key, values in wanted.items()))
-        if not kept:
+        chosen = tuple(
+            cell for cell in self.cells if all(cell.facts()[key] in values for key, values in wanted.items())
+        )
+        if not chosen:
             text = ", ".join(f"{key}={value}" for key, values in wanted.items() for value in values)
             raise UsageError(f"no cell of {self.name} has {text} at once. {self._choices()}")
-        return replace(self, cells=kept)
+        return replace(self, cells=chosen)
 
     def choices(self) -> dict[str, list[str]]:
         """The values each key of `select` can take here, in the order of the cells."""

@@ -12,9 +12,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from holdfast.analysis.claims import Check, Claim
+from holdfast.analysis.comparisons import APPROXIMATE, STRICT
 from holdfast.analysis.overview import relative_gain
 from holdfast.config import RunConfig
-from holdfast.experiments.tables import APPROXIMATE, CLASS_IL, REGULARIZERS, STRICT
+from holdfast.experiments.tables import CLASS_IL, REGULARIZERS
 from holdfast.experiments.verdicts import Verdict
 
 __all__ = ["CLAIMS", "claims"]

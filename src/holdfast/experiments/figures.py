@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 
 from holdfast.analysis import Scores, overview
 from holdfast.config import RunConfig
@@ -40,24 +41,19 @@ def _task_probabilities(benchmark: str) -> list[str]:
 
 def _gains(table: Table) -> Mapping[str, Mapping[str, float]]:
     """Relative gains over ER in percent, from the means of each method that has all three."""
-    means = {
-        row: {column: verdict.mean for column in table.columns if (verdict := table.at(group, row, column)) is not None}
-        for group in table.groups
-        for row in table.rows(group)
-    }
-    wanted = ("accuracy", "recency_gap", "ece")
-    scores = {
-        row: Scores(accuracy=values["accuracy"], recency_gap=values["recency_gap"], ece=values["ece"])
-        for row, values in means.items()
-        if all(values.get(name, float("nan")) == values.get(name) for name in wanted)
-    }
+    scores = {}
+    for group in table.groups:
+        for row in table.rows(group):
+            found = [table.at(group, row, column) for column in ("accuracy", "recency_gap", "ece")]
+            means = [nan if verdict is None else verdict.mean for verdict in found]
+            if not any(map(isnan, means)):
+                scores[row] = Scores(*means)
     if "er" not in scores:
         return {}
     gained = overview(scores)
     return {
-        "accuracy gain (%)": {row: gain.accuracy for row, gain in gained.items()},
-        "recency gain (%)": {row: gain.recency for row, gain in gained.items()},
-        "calibration gain (%)": {row: gain.calibration for row, gain in gained.items()},
+        f"{name} gain (%)": {row: getattr(gain, name) for row, gain in gained.items()}
+        for name in ("accuracy", "recency", "calibration")
     }
 
 

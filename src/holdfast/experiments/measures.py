@@ -1,4 +1,4 @@
-"""What is read off a finished run: a name, a unit, how far two means may lie apart without it mattering."""
+"""The numbers that a finished run has, each with a name, a unit and the difference that does not matter."""
 
 from __future__ import annotations
 
@@ -36,28 +36,13 @@ class Measure:
     """For headings, with the unit."""
     band: float
     """Differences of means up to this one do not matter, see `verdicts`. In the unit of the measure."""
-    higher_is_better: bool
-    decimals: int
     compute: Callable[[Stored], float]
+    higher_is_better: bool = True
+    decimals: int = 2
 
     def of(self, stored: Stored) -> float:
-        """The number; NaN where the run does not define it or what it needs was not kept."""
+        """The number; NaN where it is not defined, or where the files it takes are missing."""
         return stored.measures[self.name] if self.name in stored.measures else self.compute(stored)
-
-
-MEASURES: Registry[Measure] = Registry("measure")
-
-
-def _add(
-    name: str,
-    label: str,
-    band: float,
-    compute: Callable[[Stored], float],
-    *,
-    higher_is_better: bool = True,
-    decimals: int = 2,
-) -> None:
-    MEASURES.register(name, label)(Measure(name, label, band, higher_is_better, decimals, compute))
 
 
 def _ece(stored: Stored) -> float:
@@ -76,32 +61,41 @@ def _task_probability(task: int, stored: Stored) -> float:
     return found.task_probabilities[task] if found and task < len(found.task_probabilities) else nan
 
 
-_add("accuracy", "accuracy (%)", POINTS, lambda stored: stored.result.accuracy)
-_add("task_il_accuracy", "Task-IL accuracy (%)", POINTS, lambda stored: stored.result.task_il_accuracy)
-_add("forward_transfer", "forward transfer (points)", POINTS, lambda stored: stored.result.forward_transfer)
-_add("backward_transfer", "backward transfer (points)", POINTS, lambda stored: stored.result.backward_transfer)
-_add("forgetting", "forgetting (points)", POINTS, lambda stored: stored.result.forgetting, higher_is_better=False)
-_add("ece", "ECE (%)", POINTS, _ece, higher_is_better=False)
-_add("recency_gap", "recency gap", SHARE, _recency_gap, higher_is_better=False, decimals=3)
-_add(
-    "last_task_probability",
-    "probability of the last task",
-    SHARE,
-    partial(_task_probability, -1),
-    higher_is_better=False,
-    decimals=3,
-)
-for _task in range(MOST_TASKS):
-    _add(
-        f"task_probability_{_task + 1}",
-        f"probability of task {_task + 1}",
+MEASURES: Registry[Measure] = Registry("measure")
+
+for _measure in (
+    Measure("accuracy", "accuracy (%)", POINTS, lambda stored: stored.result.accuracy),
+    Measure("task_il_accuracy", "Task-IL accuracy (%)", POINTS, lambda stored: stored.result.task_il_accuracy),
+    Measure("forward_transfer", "forward transfer (points)", POINTS, lambda stored: stored.result.forward_transfer),
+    Measure("backward_transfer", "backward transfer (points)", POINTS, lambda stored: stored.result.backward_transfer),
+    Measure(
+        "forgetting", "forgetting (points)", POINTS, lambda stored: stored.result.forgetting, higher_is_better=False
+    ),
+    Measure("ece", "ECE (%)", POINTS, _ece, higher_is_better=False),
+    Measure("recency_gap", "recency gap", SHARE, _recency_gap, higher_is_better=False, decimals=3),
+    Measure(
+        "last_task_probability",
+        "probability of the last task",
         SHARE,
-        partial(_task_probability, _task),
+        partial(_task_probability, -1),
+        higher_is_better=False,
         decimals=3,
-    )
-for _name, _category in BY_CATEGORY.items():
-    _add(_name, f"accuracy under {_category} (%)", POINTS, lambda _: nan)
-_add("mra", "mean robust accuracy (%)", POINTS, lambda _: nan)
+    ),
+    *(
+        Measure(
+            f"task_probability_{task + 1}",
+            f"probability of task {task + 1}",
+            SHARE,
+            partial(_task_probability, task),
+            decimals=3,
+        )
+        for task in range(MOST_TASKS)
+    ),
+    # Computed from the weights by `measure_robustness`, and from then on among the stored measures.
+    *(Measure(name, f"accuracy under {kind} (%)", POINTS, lambda _: nan) for name, kind in BY_CATEGORY.items()),
+    Measure("mra", "mean robust accuracy (%)", POINTS, lambda _: nan),
+):
+    MEASURES.register(_measure.name, _measure.label)(_measure)
 
 
 def measure_robustness(

@@ -15,7 +15,7 @@ from holdfast.analysis.runs import RunAnalysis, analyze_run
 from holdfast.analysis.store import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, checked, read_json, write_json
+from holdfast.results import RunResult, read_json, validated, write_json
 
 __all__ = ["MEASURES_FILE", "Results", "Skipped", "Stored", "load_results"]
 
@@ -65,7 +65,7 @@ class Stored:
         if self.folder is None or not beside.exists():
             return dict(self.embedded)
         try:
-            return {**self.embedded, **checked(dict[str, float], read_json(beside), "measures")}
+            return {**self.embedded, **validated(dict[str, float], read_json(beside), "measures")}
         except (OSError, ValueError) as error:
             raise HoldfastError(f"{beside} is not readable: {error}. Remove it to have it computed again.") from error
 
@@ -168,7 +168,7 @@ def _read(path: Path) -> Stored:
             raise HoldfastError("not a result")
         if values.get("protocol") != PROTOCOL:
             raise HoldfastError(f"of protocol {values.get('protocol')}; this version computes protocol {PROTOCOL}")
-        measures = checked(dict[str, float], values.get("measures", {}), "measures")
+        measures = validated(dict[str, float], values.get("measures", {}), "measures")
         stored = Stored(RunResult.from_json(values), path, measures)
     except (OSError, ValueError) as error:
         raise HoldfastError(f"damaged: {error}") from None

@@ -7,7 +7,7 @@ the 90 % confidence interval
     s_pool^2 = ((n - 1) s^2 + (n_p - 1) s_p^2) / (n + n_p - 2)
     m - m_p  +-  t(90 %, n + n_p - 2) * s_pool * sqrt(1 / n + 1 / n_p)
 
-It is held against the band of differences that do not matter (`Measure.band`: 2 points, 0.04 for probabilities):
+It is compared with the band of differences that do not matter (`Measure.band`: 2 points, 0.04 for probabilities):
 
 - **agrees**: the interval lies inside the band. This is the equivalence test of two one-sided tests at 5 % each.
 - **differs**: the interval lies outside the band; or our runs scatter more than ten times as widely as the published
@@ -123,7 +123,7 @@ class Lean:
         start = f"{self.above} of {self.n} cells lie over the paper, on average by {self.mean:+.{digits}f}"
         if isnan(self.low):
             alone = f"p = {self.sign_p:.2g} by the sign test if cells were independent"
-            return f"{start} ({alone}); they share {len(self.seeds)} seeds, and it takes {FEWEST} to tell"
+            return f"{start} ({alone}); seeds they share: {len(self.seeds)}, and it takes {FEWEST} to tell"
         shared = f"95 % interval {self.low:+.{digits}f} to {self.high:+.{digits}f} over {len(self.seeds)} shared seeds"
         if self.direction == "open":
             return f"{start} ({shared}): the seeds that all methods share can explain it"

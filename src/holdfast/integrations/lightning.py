@@ -1,4 +1,4 @@
-"""Holdfast in Lightning: a module that learns by a Holdfast learner, and callbacks for modules of one's own.
+"""Holdfast in Lightning: a module that a Holdfast learner trains, and callbacks for any other module.
 
 Needs the extra `lightning`.
 """
@@ -26,11 +26,11 @@ except ImportError as error:
 
 __all__ = ["ForgettingCallback", "ReplayCallback", "ReplayModule"]
 
-KEY = "holdfast"  # where checkpoints of Lightning keep the learner
+KEY = "holdfast"  # the entry of the learner in Lightning's checkpoints
 
 
 class ReplayModule(LightningModule):
-    """A model that the trainer trains by a Holdfast learner.
+    """A model that the trainer trains with a Holdfast learner.
 
         module = ReplayModule(
             model,
@@ -39,10 +39,10 @@ class ReplayModule(LightningModule):
         )
         Trainer(max_epochs=1).fit(module, stream)
 
-    `make_learner(model, optimizer)` is called when training begins, with the model on its device;
+    `make_learner(model, optimizer)` is called when training begins, with the model on its device, and
     `make_optimizer(parameters)` when the trainer asks for an optimiser. Batches are pairs (inputs, labels). The loss
-    terms are logged as loss/total and so on. The learner, with its buffer, stays for the next `fit` and is part of
-    Lightning's checkpoints.
+    terms are logged as loss/total and so on. The next `fit` continues with the same learner and buffer. Both are part
+    of Lightning's checkpoints.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ReplayModule(LightningModule):
         make_optimizer: Callable[..., torch.optim.Optimizer],
     ) -> None:
         super().__init__()
-        self.automatic_optimization = False  # a learner's step has its own backward pass and update
+        self.automatic_optimization = False  # a learner does its own backward pass and update
         self.model, self.make_learner, self.make_optimizer = model, make_learner, make_optimizer
         self.learner: Learner | None = None
         self._saved: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class ReplayModule(LightningModule):
         return self.make_optimizer(self.model.parameters()) if self.learner is None else self.learner.optimizer
 
     def on_train_start(self) -> None:
-        """Make the learner, unless there is one from a `fit` before; continue from a checkpoint if one was loaded."""
+        """Make the learner, unless an earlier `fit` did; continue from a checkpoint if one was loaded."""
         if self.learner is None:
             self.learner = self.make_learner(self.model, self.optimizers().optimizer)
         if self._saved is not None:
@@ -89,20 +89,20 @@ class ReplayModule(LightningModule):
             checkpoint[KEY] = self.learner.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the learner out of the checkpoint, for the moment when training begins."""
+        """Remember the learner's state until training begins."""
         self._saved = checkpoint.get(KEY)
 
 
 class ReplayCallback(Callback):
-    """Experience replay for any Lightning module, whose code stays as it is: stored samples join every training batch.
+    """Experience replay for any Lightning module without a change to its code: stored samples join every batch.
 
-    Batches must be lists [inputs, labels], as DataLoader makes them of pairs. `replay_size` is how many samples join
-    (as many as the batch has, if None). With a loss that is a mean over the batch, this is `hf.ExperienceReplay` with
-    alpha = 1. For consistency regularization, use `ReplayModule`.
+    Batches must be lists [inputs, labels], as DataLoader makes them of pairs. `replay_size` is the number of samples
+    that join; None for as many as the batch has. With a loss that is a mean over the batch, this equals
+    `hf.ExperienceReplay` with alpha = 1. For consistency regularization, use `ReplayModule`.
     """
 
     def __init__(self, buffer_size: int, replay_size: int | None = None, seed: int = 0) -> None:
-        Reservoir(buffer_size)  # says what is wrong with the size now, not at the first batch
+        Reservoir(buffer_size)  # a wrong size is refused now, not at the first batch
         self.buffer_size, self.replay_size, self.seed = buffer_size, replay_size, seed
         self.buffer: Reservoir | None = None
         self._saved: dict[str, Any] | None = None
@@ -124,7 +124,7 @@ class ReplayCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Offer what was new in the batch to the buffer."""
+        """Offer the new samples of the batch to the buffer."""
         if self._observed is not None:
             self._reservoir(pl_module.device).add(*self._observed)
             self._observed = None
@@ -147,7 +147,7 @@ class ReplayCallback(Callback):
 
 
 class ForgettingCallback(Callback):
-    """A forgetting monitor that watches the training, and whose readings are logged with everything else."""
+    """A forgetting monitor that counts the training steps and logs its readings."""
 
     def __init__(self, monitor: ForgettingMonitor) -> None:
         self.monitor = monitor
@@ -155,7 +155,7 @@ class ForgettingCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count a step; log the slices when they were measured."""
+        """Count a step; log the readings when the slices were measured."""
         if self.monitor.observe():
             pl_module.log_dict(self.monitor.values())
 
@@ -164,5 +164,5 @@ class ForgettingCallback(Callback):
         return self.monitor.to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue the history of a checkpoint; the slices must have been added."""
+        """Continue the history of a checkpoint. Add the slices first."""
         self.monitor.load_dict(state_dict)

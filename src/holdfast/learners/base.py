@@ -182,14 +182,13 @@ class Learner:
         return widen(outputs)
 
     def forward_groups(self, *inputs: Nested) -> list[Tensor]:
-        """The outputs for each minibatch of inputs, with BatchNorm statistics of its own."""
+        """The network's outputs for each minibatch of inputs, with BatchNorm statistics of its own."""
         views = self.view(*inputs)
         try:
             with self.autocast():
-                outputs = self._groups(views, [rows(part) for part in inputs], self.network)
+                return self._groups(views, [rows(part) for part in inputs], self.network)
         except UsageError as error:
             self.refuse(error)
-        return [widen(each) for each in outputs]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""

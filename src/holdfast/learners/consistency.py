@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.base import Learner, ReplayLearner
-from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.losses import Losses, Offer, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
 from holdfast.methods import LEARNERS
@@ -95,20 +95,25 @@ class ConsistencyReplay(ReplayLearner):
         outputs, now, replayed = self.forward_groups(x, draw1.x, draw2.x)
         self.check_labels(y, outputs)
         then = check_width(self, now, draw1.logits)
-        total, current, replay, consistency = self.objective(outputs, y, now, then, replayed, draw2.y)
+        losses, logits = self.objective(outputs, y, now, then, replayed, draw2.y)
         # The buffer gets the inputs as they came, with the outputs that their view had before this step's update.
-        offer = Offer(x, y, outputs.detach())
+        offer = Offer(x, y, logits.detach())
+        total, current, replay, consistency = losses
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
     @pure
     def objective(
         self, outputs: Tensor, y: Nested, now: Tensor, then: Tensor, replayed: Tensor, labels: Nested
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The loss and its three terms, from the outputs for the minibatch, draw 1 and draw 2."""
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The loss and its three terms, from the outputs for the minibatch, draw 1 and draw 2; and the first, widened.
+
+        Outputs are widened here, where a compiler fuses it with the losses.
+        """
+        outputs, now, replayed = widen(outputs), widen(now), widen(replayed)
         current = self.criterion(outputs, y)
         replay = self.criterion(replayed, labels)
         consistency = self.regularizer(_rows(now), _rows(then))
-        return current + self.alpha * replay + self.beta * consistency, current, replay, consistency
+        return (current + self.alpha * replay + self.beta * consistency, current, replay, consistency), outputs
 
 
 def check_width(learner: Learner, outputs: Tensor, stored: Tensor | None) -> Tensor:

@@ -193,6 +193,7 @@ def _experiment_sections(tables: Sequence[Table], gallery: _Gallery) -> list[Sec
                 figures=gallery.draw(charts),
                 blocks=[*blocks(table, new), *derived_blocks(table)],
                 numbers=cell_numbers([table]),
+                notes=[f"{lean.column}: {lean.reason}." for lean in table.leans],
             )
         )
     return sections

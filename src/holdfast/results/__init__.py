@@ -1,7 +1,7 @@
 """Results of runs: what they are, and how they are written to and read from files."""
 
 from holdfast.results.result import RunResult, environment
-from holdfast.results.schema import checked, parse_json, read_json, write_json
+from holdfast.results.schema import parse_json, read_json, validated, write_json
 from holdfast.results.store import (
     LOGITS,
     RESULT,
@@ -20,7 +20,6 @@ __all__ = [
     "WEIGHTS",
     "RunResult",
     "check_writable",
-    "checked",
     "environment",
     "find",
     "parse_json",
@@ -29,5 +28,6 @@ __all__ = [
     "read_logits",
     "read_weights",
     "save",
+    "validated",
     "write_json",
 ]

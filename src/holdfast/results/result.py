@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
-from holdfast.results.schema import checked
+from holdfast.results.schema import validated
 
 __all__ = ["RunResult", "environment"]
 
@@ -40,9 +40,9 @@ class RunResult:
     environment: dict[str, Any] = field(default_factory=dict)
     """Versions, commit, device."""
     logits: dict[str, Tensor] = field(default_factory=dict)
-    """The final model's logits and labels on each test set; kept in a file of their own."""
+    """The final model's logits and labels on each test set; stored in a file of their own."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """The final model; kept in a file of its own."""
+    """The final model's weights by name; stored in a file of their own."""
 
     @property
     def accuracy(self) -> float:
@@ -95,7 +95,7 @@ class RunResult:
     @classmethod
     def from_json(cls, values: Any) -> RunResult:
         """The result that `to_json` described, without its tensors; a ValueError for any other values."""
-        found: _ResultFile = checked(_ResultFile, values, "result")
+        found: _ResultFile = validated(_ResultFile, values, "result")
         matrix = _percentages(found.accuracy_matrix, "accuracy_matrix")
         task_matrix = _percentages(found.task_il_matrix, "task_il_matrix")
         untrained = _percentages([found.untrained], "untrained", complete=False)[0]

@@ -16,10 +16,13 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from holdfast.config import RunConfig
 from holdfast.files import replacing
 
-__all__ = ["checked", "parse_json", "read_json", "write_json"]
+__all__ = ["parse_json", "read_json", "validated", "write_json"]
 
 MOST_BYTES = 64 << 20
 """A larger JSON file is none of ours."""
+
+PLAIN = {int, float, str, bool, NoneType}
+NUMBERS: dict[Any, set[type]] = {float: {float}, float | None: {float, NoneType}}
 
 LARGEST = 2**63
 """Whole numbers from here on fit into no tensor and no float."""
@@ -62,7 +65,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def checked(kind: Any, value: Any, where: str) -> Any:
+def validated(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`, or a ValueError that says which part of `where` is wrong.
 
     A kind is a type as in annotations: numbers (finite, below 2**63), str (no lone surrogates), None, Literal, unions,
@@ -76,17 +79,20 @@ def checked(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal and value in parts:
         return value
     if origin is list and isinstance(value, list):
-        return [checked(parts[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
+        # Matrices have many numbers: they are checked together, and one by one only if any is wrong.
+        if NUMBERS.get(parts[0], set()).issuperset(map(type, value)) and all(map(isfinite, filter(None, value))):
+            return value
+        return [validated(parts[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
     if origin is tuple and isinstance(value, list | tuple):
         kinds = parts[:1] * len(value) if parts[-1] is ... else parts
         if len(kinds) == len(value):
             pairs = zip(kinds, value, strict=True)
-            return tuple(checked(*pair, f"{where}[{number}]") for number, pair in enumerate(pairs))
+            return tuple(validated(*pair, f"{where}[{number}]") for number, pair in enumerate(pairs))
     if origin is dict and isinstance(value, dict):
-        return {checked(str, key, where): checked(parts[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {validated(str, key, where): validated(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(origin) and isinstance(value, dict):
         return _config(value, where) if origin is RunConfig else _dataclass(origin, value, where)
-    if origin in (int, float, str, bool, NoneType) and _is_plain(origin, value):
+    if origin in PLAIN and _is_plain(origin, value):
         return value
     raise ValueError(f"{where} is {_brief(value)}")
 
@@ -98,15 +104,15 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     others = [kind for kind in kinds if kind is not NoneType]
     for kind in others[:-1]:
         with suppress(ValueError):
-            return checked(kind, value, where)
-    return checked(others[-1], value, where)
+            return validated(kind, value, where)
+    return validated(others[-1], value, where)
 
 
 def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
     hints, found = _hints(kind), {}
     for field in fields(kind):
         if field.name in value:
-            found[field.name] = checked(hints[field.name], value[field.name], f"{where}.{field.name}")
+            found[field.name] = validated(hints[field.name], value[field.name], f"{where}.{field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}.{field.name} is missing")
     return kind(**found)
@@ -124,19 +130,19 @@ def _config(value: dict[str, Any], where: str) -> RunConfig:
     except (TypeError, AttributeError, KeyError, OverflowError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
     for name, kind in _hints(RunConfig).items():
-        checked(kind, getattr(config, name), f"{where}.{name}")
+        validated(kind, getattr(config, name), f"{where}.{name}")
     return config
 
 
 def _is_plain(kind: type, value: Any) -> bool:
     """Whether a value is of one of the types that JSON itself has; a whole number is a float as well."""
+    if kind is float and isinstance(value, float):
+        return isfinite(value)
     if kind is str:
         return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
     if kind in (bool, NoneType) or isinstance(value, bool):
         return isinstance(value, kind)
-    if isinstance(value, int):
-        return abs(value) < LARGEST
-    return kind is float and isinstance(value, float) and isfinite(value)
+    return isinstance(value, int) and abs(value) < LARGEST
 
 
 def _brief(value: Any) -> str:

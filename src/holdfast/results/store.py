@@ -1,4 +1,4 @@
-"""RunResult <-> a folder of files. A folder holds a whole result or none, whenever the writer is killed."""
+"""RunResult <-> a folder of files. Wherever a writer is killed, the folder has a whole result or does not exist."""
 
 from __future__ import annotations
 
@@ -71,12 +71,14 @@ def _replace_files(scratch: Path, target: Path) -> None:
     """Replace the files of an old result one by one, so that a result is there at every moment.
 
     result.json comes last: a writer killed in between leaves the old numbers beside new tensors of the same config.
-    Other files in the folder go first, since they were computed from the old result.
+    Whatever else is in the folder goes first, since it was computed from the old result.
     """
     names = [name for name in (WEIGHTS, LOGITS, RESULT) if (scratch / name).exists()]
-    for file in target.iterdir():
-        if file.name not in names:
-            file.unlink()
+    for path in target.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in names:
+            path.unlink()
     for name in names:
         (scratch / name).replace(target / name)
     flush(target)

@@ -5,6 +5,8 @@
 Beside the results (one folder per fingerprint, see `holdfast.results`) the folder holds:
 
     .leases/FINGERPRINT      which process carries out this run; removed when the run ends
+    .checkpoints/FINGERPRINT.safetensors
+                             the state of a run that was stopped, or goes on; removed when its result is saved
     failed/FINGERPRINT.json  the settings and the error of a run that failed; the next sweep tries it again
 
 A `Runner` carries out the runs: in processes (ProcessRunner), as fleets on a GPU (FleetRunner), or on a Ray cluster
@@ -12,24 +14,10 @@ A `Runner` carries out the runs: in processes (ProcessRunner), as fleets on a GP
 """
 
 from holdfast.sweep.agenda import SweepSummary
-from holdfast.sweep.fleets import FleetRunner
-from holdfast.sweep.forecast import Forecast, Rates, forecast
+from holdfast.sweep.forecast import Rates, forecast
 from holdfast.sweep.grid import local_runner, sweep
 from holdfast.sweep.processes import ProcessRunner, cores
-from holdfast.sweep.runner import Emit, Event, Job, Runner
+from holdfast.sweep.runner import Event, Job, Runner
 
-__all__ = [
-    "Emit",
-    "Event",
-    "FleetRunner",
-    "Forecast",
-    "Job",
-    "ProcessRunner",
-    "Rates",
-    "Runner",
-    "SweepSummary",
-    "cores",
-    "forecast",
-    "local_runner",
-    "sweep",
-]
+__all__ = ["Event", "Job", "ProcessRunner", "Rates", "Runner", "SweepSummary", "cores", "forecast"]
+__all__ += ["local_runner", "sweep"]

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import results
+from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.experiments import Results
 from holdfast.files import locked, replacing
 from holdfast.sweep.leases import HEARTBEAT, Leases
-from holdfast.sweep.runner import Event
+from holdfast.sweep.runner import Event, checkpoint_path
 
 __all__ = ["Agenda", "SweepSummary"]
 
@@ -56,6 +56,8 @@ class Agenda:
                 self._waiting.append(config)
         self._old_failures = {config: _failure_time(out, config) for config in self._waiting}
         self._leases.clear(self.summary.there)
+        for config in self.summary.there if (out / ".checkpoints").is_dir() else ():
+            checkpoint.discard(checkpoint_path(out, config))
 
     def __iter__(self) -> Iterator[RunConfig | None]:
         """Leased runs to carry out; None while other sweeps have all that are left."""
@@ -125,6 +127,7 @@ class Agenda:
         for config in self._leases.mine():
             if _is_finished(self._out, config):  # saved, then interrupted before the runner could say so
                 self.summary.done.append(config)
+                checkpoint.discard(checkpoint_path(self._out, config))
             else:
                 self._waiting.append(config)
             _remove_scratch(self._out, config)

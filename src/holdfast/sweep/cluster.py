@@ -23,7 +23,7 @@ from holdfast.data import data_root
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.sweep.remote import Remote
-from holdfast.sweep.runner import POLL, Emit, Event, Job, carry_out, failure
+from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure
 from holdfast.training import choose_device
 
 __all__ = ["RayRunner"]
@@ -53,9 +53,7 @@ class RayRunner:
             try:
                 self._run(configs, job, emit, task, running)
             finally:
-                for reference in running:
-                    with suppress(Exception):  # the cluster itself may have failed
-                        self.ray.cancel(reference, force=True)
+                self._end(list(running))
 
     def _run(
         self, configs: Iterator[RunConfig | None], job: Job, emit: Emit, task: Any, running: dict[Any, RunConfig]
@@ -83,6 +81,18 @@ class RayRunner:
                 self.remote.renew()
             for reference in ready:
                 emit(self._settled(reference, running.pop(reference), job))
+
+    def _end(self, references: list[Any]) -> None:
+        """End all tasks; each may finish a step and write its state first. Ctrl-C ends them at once."""
+        with suppress(Exception):  # the cluster itself may have failed
+            try:
+                for reference in references:
+                    self.ray.cancel(reference)
+                if references:
+                    self.ray.wait(references, num_returns=len(references), timeout=GRACE)
+            finally:
+                for reference in references:
+                    self.ray.cancel(reference, force=True)
 
     def _settled(self, reference: Any, config: RunConfig, job: Job) -> Event:
         """How a task ended. It is done when its result can be seen from here."""
@@ -173,7 +183,7 @@ def _carry_out(settings: dict[str, Any], job: Job, url: str | None) -> dict[str,
         carry_out(config, job)
         return {}
     with tempfile.TemporaryDirectory() as folder:
-        carry_out(config, job._replace(out=Path(folder)))
+        carry_out(config, job._replace(out=Path(folder), resumable=False))
         (stored,) = load_results(Path(folder))
         Remote(url).save(stored.path.parent)
         return condensed(stored)

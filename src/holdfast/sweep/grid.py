@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.experiments import Results, load_results
+from holdfast.run_state import on_stop_signals
 from holdfast.sweep.agenda import Agenda, SweepSummary
 from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.processes import ProcessRunner
@@ -28,12 +29,16 @@ def sweep(
     plugins: Sequence[str] = (),
     finished: Results | None = None,
     watch: Callable[[Event], None] | None = None,
+    checkpoint_every: float = 180.0,
 ) -> SweepSummary:
     """Carry out the runs that are missing under `out`; returns how they ended.
 
     Runs with a result under `out` or in `finished` are skipped. A run that fails is recorded and does not stop the
-    others. Ctrl-C stops the runs in flight and returns with `interrupted` set; the same call continues the sweep. A run
-    that another sweep carries out is waited for. Without a `runner`, see `local_runner`.
+    others. A run that another sweep carries out is waited for. Without a `runner`, see `local_runner`.
+
+    Every run writes its state each `checkpoint_every` seconds. On Ctrl-C or SIGTERM, all runs in flight do, and this
+    returns with `interrupted` set; pressed a second time, Ctrl-C ends them at once. The same call continues the sweep,
+    and each run where it was, with the result it would have had without the stop.
     """
     results.check_writable(out)
     runner = runner or local_runner(device, jobs)
@@ -46,13 +51,19 @@ def sweep(
             if watch:
                 watch(event)
 
+    job = Job(out, data, device, tuple(plugins), Path.cwd(), checkpoint_every)
     try:
-        runner(iter(agenda), Job(out, data, device, tuple(plugins), Path.cwd()), emit)
+        with on_stop_signals(getattr(runner, "request_stop", _interrupt)):
+            runner(iter(agenda), job, emit)
     except KeyboardInterrupt:
         agenda.summary.interrupted = True
     finally:
         agenda.close()
     return agenda.summary
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def local_runner(device: str = "auto", jobs: int | None = None) -> Runner:

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import torch
 
 from holdfast.config import RunConfig
-from holdfast.models import MODELS, preferred_threads
-from holdfast.sweep.runner import POLL, Emit, Event, Job, carry_out, failure, throttled
+from holdfast.errors import UsageError
+from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure, signals_blocked, throttled
+from holdfast.training import threads_for
 
 __all__ = ["ProcessRunner", "cores"]
 
@@ -50,8 +51,7 @@ class ProcessRunner:
                 # A worker that died with its run stays until `_listen` has reported it.
                 workers[:] = [worker for worker in workers if worker.config or worker.process.is_alive()]
         finally:
-            for worker in workers:
-                worker.kill()
+            _end(workers)
 
     def _hand_out(self, configs: Iterator[RunConfig | None], job: Job, workers: list[_Worker], emit: Emit) -> bool:
         """Give runs to idle workers, and to new ones while there is room; False once no run is left."""
@@ -78,8 +78,10 @@ class ProcessRunner:
 
 def _threads(config: RunConfig) -> int:
     """CPU threads that the run will use."""
-    known = preferred_threads(config.model) if config.model in MODELS else 1  # only the worker may know a plugin's
-    return known or torch.get_num_threads()
+    try:
+        return threads_for(config)
+    except UsageError:  # the network of a plugin, which only the workers have imported
+        return 1
 
 
 def _listen(busy: list[_Worker], emit: Emit) -> None:
@@ -131,23 +133,30 @@ class _Worker:
         self.config = None
         return Event(kind, config, 1.0, *details)
 
-    def kill(self) -> None:
-        """End it at once; saved results stay."""
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
+
+def _end(workers: list[_Worker]) -> None:
+    """End all workers; those with a run may finish a step and write its state first. Ctrl-C ends them at once."""
+    try:
+        for worker in workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        deadline = time.monotonic() + GRACE
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
 
 
 def _start(process: BaseProcess) -> None:
     """Start a process that Ctrl-C does not reach and that imports no module from the current folder."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if os.name == "posix" else None
     try:
-        process.start()
+        with signals_blocked(signal.SIGINT):
+            process.start()
     finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         del os.environ["PYTHONSAFEPATH"]
         if before is not None:
             os.environ["PYTHONSAFEPATH"] = before
@@ -165,21 +174,28 @@ def _work(pipe: Connection, job: Job, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all its processes; the sweep decides
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)  # as many as the same run has in the sweep's own process: same arithmetic
-    with suppress(EOFError, OSError):
+
+    def send(*message: Any) -> None:
+        with suppress(OSError):  # the sweep has ended; the run must still come to write its state
+            pipe.send(message)
+
+    with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             config = RunConfig.from_dict(pipe.recv())
             try:
-                carry_out(config, job, throttled(lambda progress: pipe.send(("moved", progress.fraction))))
+                carry_out(config, job, throttled(lambda progress: send("moved", progress.fraction)))
             except Exception as error:
                 event = failure(config, error)
-                pipe.send(("failed", event.error, event.trace))
+                send("failed", event.error, event.trace)
             else:
-                pipe.send(("done",))
+                send("done")
 
 
 def _end_with_parent() -> None:
-    """End with the sweep: the next sweep would carry out this run a second time."""
+    """End soon after the sweep does: the next sweep carries on with this run."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
         os._exit(1)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from holdfast import results
-from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError
-from holdfast.plugins import import_plugins
-from holdfast.training import Progress, run
+import torch
 
-__all__ = ["POLL", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path", "failure", "throttled"]
+from holdfast import checkpoint, results
+from holdfast.config import RunConfig
+from holdfast.errors import CheckpointError, HoldfastError
+from holdfast.plugins import import_plugins
+from holdfast.results import RunResult
+from holdfast.run_state import Checkpointer, Progress
+from holdfast.training import choose_device, run
+
+__all__ = ["GRACE", "POLL", "Emit", "Event", "Job", "Runner"]
+__all__ += ["carry_out", "checkpoint_path", "failure", "make_checkpointer", "save", "signals_blocked", "throttled"]
+
+log = logging.getLogger(__name__)
 
 POLL = 0.5
 """Seconds between two looks at runs that report nothing."""
 REPORT = 0.25
 """Seconds between two reports of one run's progress."""
+GRACE = 60.0
+"""Seconds that runs have to write their state when the sweep is stopped."""
 
 
 class Event(NamedTuple):
@@ -43,6 +56,10 @@ class Job(NamedTuple):
     """Modules to import first, for what they register."""
     folder: Path | None = None
     """Where plugins are looked for that are not installed; the current folder if None."""
+    checkpoint_every: float = 180.0
+    """Seconds between two checkpoints of a run."""
+    resumable: bool = True
+    """Whether runs have checkpoints. Without a folder that outlives a node, they would be of no use."""
 
 
 Emit = Callable[[Event | None], None]
@@ -56,7 +73,9 @@ class Runner(Protocol):
         """Carry out the configs, drawn one at a time as there is room, and tell `emit` what happens.
 
         A config of None means: nothing to do now, ask again after `POLL` seconds. A run is reported as done after its
-        result is saved. When this returns or raises, Ctrl-C included, none of its runs goes on.
+        result is saved. When this returns or raises, none of its runs goes on. On KeyboardInterrupt, each run writes
+        its state first. A runner that must not be interrupted at any moment has a method `request_stop`, which is
+        called instead.
         """
         ...
 
@@ -66,10 +85,50 @@ def checkpoint_path(out: Path, config: RunConfig) -> Path:
     return out / ".checkpoints" / f"{config.fingerprint}.safetensors"
 
 
+def make_checkpointer(config: RunConfig, job: Job, device: torch.device) -> Checkpointer:
+    """The checkpointer of a run. A checkpoint that is damaged, or of another version or device, is removed first.
+
+    A sweep must not stop at such a file: the run starts anew.
+    """
+    made = Checkpointer(checkpoint_path(job.out, config), config, device, job.checkpoint_every)
+    if made.path.exists():
+        try:
+            usable = checkpoint.read(made.path, "run").about == made.about
+        except CheckpointError:
+            usable = False
+        if not usable:
+            log.warning("%s starts anew: its checkpoint cannot be used", config.title)
+            checkpoint.discard(made.path)
+    return made
+
+
 def carry_out(config: RunConfig, job: Job, on_step: Callable[[Progress], None] | None = None) -> None:
-    """One run from its settings to its result under `job.out`."""
+    """One run from its settings, or its checkpoint, to its result under `job.out`."""
     import_plugins(job.plugins, job.folder)
-    results.save(run(config, data=job.data, device=job.device, on_step=on_step), job.out)
+    path = make_checkpointer(config, job, choose_device(job.device)).path if job.resumable else None
+    every = job.checkpoint_every
+    result = run(config, data=job.data, device=job.device, on_step=on_step, checkpoint=path, every=every)
+    with signals_blocked(signal.SIGINT, signal.SIGTERM):  # they would lose a finished run
+        save(result, job)
+
+
+def save(result: RunResult, job: Job) -> None:
+    """Save the result of a run, and remove its checkpoint."""
+    results.save(result, job.out)
+    checkpoint.discard(checkpoint_path(job.out, result.config))
+
+
+@contextmanager
+def signals_blocked(*numbers: int) -> Iterator[None]:
+    """Inside, these signals wait; processes that are started here never get them."""
+    if os.name != "posix":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def failure(config: RunConfig, error: Exception) -> Event:

@@ -714,6 +714,8 @@ def test_a_batchnorm_that_cannot_be_converted_is_reported():
         "Each minibatch gets a forward pass of its own: the results are right, but it is slower."
     )
     assert [isinstance(module, GroupedBatchNorm) for module in converted] == [False, False, True, False, False]
+    assert not GroupedForward(nn.Sequential(replaced.eval())).fused  # nobody knows what its forward pass does
+    replaced.train()
     assert_same(copy.deepcopy(model), converted, randn(12, 3, dtype=torch.float32), (4, 4, 4))
 
 

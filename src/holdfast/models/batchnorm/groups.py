@@ -214,7 +214,7 @@ def _restored(kind: Any) -> nn.Module:
 
 def _frozen(norm: _BatchNorm) -> bool:
     """Whether it normalises each sample by itself, with statistics that do not change."""
-    known = type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    known = type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(norm)
     return known and not norm.training and norm.running_mean is not None
 
 
