@@ -20,9 +20,10 @@ COMMANDS = "<!-- commands -->"
 OVERHEAD = "<!-- overhead -->"
 RATES = "<!-- rates -->"
 STARTS = "<!-- starts -->"
+AGREEMENT = "<!-- agreement -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
-NUMBER = re.compile(r"\{\{([\w.-]+)\}\}")
+NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.+%]+))?\}\}")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -34,23 +35,47 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
-    for mark, made in ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts)):
+    tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
+    for mark, made in tables:
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
     # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
     markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
-    markdown = NUMBER.sub(lambda match: number(match[1]), markdown)
+    markdown = NUMBER.sub(lambda match: number(match[1], match[2] or ".1f"), markdown)
     return without_links_outside(markdown, DOCS / page.file.src_uri)
 
 
-def number(name: str) -> str:
-    """A number behind a picture, with one decimal: `trust.er.ece` is that of pictures/trust.json."""
+def number(name: str, form: str = ".1f") -> str:
+    """A number behind a picture, written in that form: `trust.er.ece` is that of pictures/trust.json."""
     picture, *keys = name.split(".")
     value = json.loads((DOCS / "pictures" / f"{picture}.json").read_text("utf-8"))
     for key in keys:
         value = value[key]
-    return f"{value:.1f}"
+    return f"{value:{form}}".replace("-", "−")
+
+
+def agreement() -> str:
+    """How closely two programs for S-CIFAR-10 agree, a row per measure, as benchmarks/second_opinion.py found."""
+    found = json.loads((DOCS / "pictures" / "how-sure.json").read_text("utf-8"))["measures"]
+    titles = {
+        "tail": "accuracy, mean of the last 10 steps",
+        "last": "accuracy at the last step",
+        "before": "accuracy one step before",
+        "task_tail": "Task-IL, mean of the last 10 steps",
+        "task_last": "Task-IL at the last step",
+    }
+    lines = ["| | Holdfast | second opinion | difference, 90 % interval | p (Welch; ranks) | within 1 | within 2 |"]
+    lines += ["|---|---:|---:|---:|---:|---|---|"]
+    for name, title in titles.items():
+        each = found[name]
+        ours, theirs = (f"{each[code]['mean']:.2f} ± {each[code]['sd']:.2f}" for code in ("holdfast", "second"))
+        low, high = each["interval90"]
+        apart = f"{each['difference']:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+        chance = f"{each['welch_p']:.3f}; {each['mann_whitney_p']:.3f}"
+        sure = " | ".join("yes" if inside else "open" for inside in each["equivalent"].values())
+        lines += [f"| {title} | {ours} | {theirs} | {apart} | {chance} | {sure} |"]
+    return "\n".join([*lines, ""])
 
 
 def findings(path: Path) -> str:

@@ -260,6 +260,12 @@ def test_demo_compares_and_draws(holdfast, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_demo_of_a_single_task(holdfast, tmp_path):
+    code, _, err = holdfast("demo", "--tasks", "1", "--train-limit", "100")
+    assert code == 0, err
+    assert (tmp_path / "holdfast-demo" / "accuracy-over-tasks.svg").exists()
+
+
 def help_of(*command):
     env = {**os.environ, "COLUMNS": "80"}
     shown = subprocess.run(
@@ -291,7 +297,7 @@ def test_a_terminal_without_our_signs_gets_others(tmp_path):
     arguments = ("report", str(results), "--format", "markdown", "--experiment", "table1")
     done = run_in(tmp_path, *arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert b"55.86 +- 2.19 (3) v" in done.stdout
+    assert b"55.86 +- 2.19 (3)" in done.stdout
     listed = run_in(tmp_path, "list", PYTHONIOENCODING="ascii")
     assert listed.returncode == 0, listed.stderr
 

@@ -40,6 +40,7 @@ LAYERS = [
     ("analysis",),
     ("experiments",),
     ("sweep",),
+    ("tuning",),
     ("report",),
     ("monitor", "loggers", "export", "estimators"),
     ("integrations",),
@@ -51,7 +52,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "requests")
-HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript")
+HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript", "optuna")
 
 
 def unit(path):

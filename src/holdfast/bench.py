@@ -20,6 +20,7 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import prepare_cuda
 from holdfast.fleet import Member
+from holdfast.methods import REGULARIZERS, needs_buffer
 from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.training import train
@@ -223,8 +224,9 @@ def step_operations(config: RunConfig) -> float:
     model = MODELS[config.model](shape, classes).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, *shape))
-    draws = {"sgd": 0, "joint": 0, "er": config.replay_size}.get(config.method, config.replay_size + config.batch_size)
-    return 3.0 * float(counter.get_total_flops()) * (config.batch_size + draws)
+    replayed = config.replay_size if needs_buffer(config.method) else 0
+    compared = config.batch_size if config.method in REGULARIZERS else 0
+    return 3.0 * float(counter.get_total_flops()) * (config.batch_size + replayed + compared)
 
 
 def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> float:

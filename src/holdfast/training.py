@@ -165,7 +165,7 @@ def run(
     data: Path | str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    on_step: Callable[[Progress], None] | None = None,
+    on_step: Callable[[Progress], object] | None = None,
     checkpoint: Path | str | None = None,
     every: float = 60.0,
 ) -> RunResult:

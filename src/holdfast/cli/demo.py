@@ -14,6 +14,9 @@ from holdfast.training import run
 
 __all__: list[str] = []
 
+ABOUT = """sgd: stores nothing. er: stores 200 samples and replays them.
+l2, mse: as er, and keep the answers to the stored samples consistent."""
+
 
 @app.command("demo")
 def demo_command(
@@ -37,6 +40,5 @@ def demo_command(
     ]
     columns = ("method", "all tasks (%)", "worst task (%)", "forgetting", "steps/s", "seconds")
     output.print(table("Accuracy after the last task", columns, rows))
-    tell("sgd stores nothing. er stores 200 samples and replays them. l2 and mse also compare the answers", output)
-    tell("to the stored samples with the answers of the past.", output)
+    tell(ABOUT, output)
     tell(f"figure: {demo.draw(finished, out)}", output)

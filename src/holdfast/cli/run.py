@@ -28,7 +28,7 @@ from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
 from holdfast.training import Progress, choose_device, run
 
-__all__: list[str] = []
+__all__ = ["make_config"]
 
 OnStep = Callable[[Progress], None]
 
@@ -71,7 +71,7 @@ def run_command(
     if canonical(method) not in method_names():
         raise unknown_name("method", method, method_names())
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
-    config = _config(benchmark, method, {key: value for key, value in given.items() if value is not None}, set_ or [])
+    config = make_config(benchmark, method, given, set_ or [])
     target = choose_device(device)
     results.check_writable(out)
     state, found, safe = checkpoint_path(out, config), None if force else results.find(out, config), True
@@ -109,8 +109,9 @@ def run_command(
         raise typer.Exit(1)
 
 
-def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
-    """The preset, changed by the options and by --set; a setting that both name is refused."""
+def make_config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
+    """The preset, changed by the options that are not None and by --set; a setting that both name is refused."""
+    given = {name: value for name, value in given.items() if value is not None}
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:
             raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")

@@ -181,14 +181,15 @@ class Learner:
             )
         return widen(outputs)
 
-    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
-        """The network's outputs for each minibatch of inputs, with BatchNorm statistics of its own."""
+    def forward_groups(self, *inputs: Nested, widened: bool = True) -> list[Tensor]:
+        """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
         views = self.view(*inputs)
         try:
             with self.autocast():
-                return self._groups(views, [rows(part) for part in inputs], self.network)
+                outputs = self._groups(views, [rows(part) for part in inputs], self.network)
         except UsageError as error:
             self.refuse(error)
+        return [widen(each) for each in outputs] if widened else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""

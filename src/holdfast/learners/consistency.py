@@ -92,7 +92,7 @@ class ConsistencyReplay(ReplayLearner):
             return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
         draw1 = self.buffer.sample(self.consistency_size or rows(y))
         draw2 = self.buffer.sample(self.replay_size or rows(y))
-        outputs, now, replayed = self.forward_groups(x, draw1.x, draw2.x)
+        outputs, now, replayed = self.forward_groups(x, draw1.x, draw2.x, widened=False)
         self.check_labels(y, outputs)
         then = check_width(self, now, draw1.logits)
         losses, logits = self.objective(outputs, y, now, then, replayed, draw2.y)

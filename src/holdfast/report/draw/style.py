@@ -17,6 +17,7 @@ __all__ = [
     "INK",
     "LIGHT",
     "METHODS",
+    "QUIET",
     "STYLE",
     "VARIANTS",
     "Style",
@@ -34,11 +35,12 @@ class Style:
     dark: str
     dash: str = "-"
     marker: str = "o"
+    width: float = 1.6
 
     @property
     def line(self) -> dict[str, Any]:
         """The look of a line, as matplotlib's options."""
-        shape = {"linestyle": self.dash, "marker": self.marker, "markersize": 4.5, "linewidth": 1.6}
+        shape = {"linestyle": self.dash, "linewidth": self.width, "marker": self.marker, "markersize": 4.5}
         return {"color": self.color, **shape}
 
 
@@ -71,8 +73,8 @@ OTHERS = (
 VARIANTS = tuple(style for style in METHODS.values() if style.dash == "-")
 """For variants of one method, in turn."""
 
-INK = {"ink": "#1c1e22", "muted": "#595f69", "grid": "#d8dbe0", "paper": "#ffffff"}
-"""The colours of text, secondary text, grid lines and background in figures."""
+INK = {"ink": "#1c1e22", "muted": "#595f69", "quiet": "#b6bbc4", "grid": "#d8dbe0", "paper": "#ffffff"}
+"""The colours of text, secondary text, lines in the background, grid lines and paper in figures."""
 
 LIGHT = {
     **INK,
@@ -91,6 +93,7 @@ LIGHT = {
 DARK = {
     "ink": "#e8eaee",
     "muted": "#a9b0bb",
+    "quiet": "#5d6470",
     "grid": "#3a404a",
     "paper": "#14171c",
     "surface": "#1d2128",
@@ -106,6 +109,8 @@ DARK = {
     "open-bg": "#262b34",
 }
 
+QUIET = Style(INK["quiet"], DARK["quiet"], marker="", width=1.0)
+"""For lines that only show where most methods lie."""
 COLORMAP = "cividis"  # keeps its order in grey and for colour-blind readers
 STYLE: dict[Any, Any] = {
     "font.size": 11,
