@@ -1,6 +1,6 @@
 """The pictures of the concept pages: `make pictures` computes and draws them anew, in about two minutes.
 
-Each picture has two parts. `compute_*` runs the library and returns plain numbers, which are kept as
+Each picture has two parts. `compute_*` runs the library and returns plain numbers, which are saved as
 pictures/NAME.json; `draw_*` turns those numbers into pictures/NAME.svg and knows nothing else. The same numbers give
 the same file, byte for byte.
 """
@@ -32,10 +32,10 @@ FOLDER = Path(__file__).parent / "pictures"
 ANALYSIS = Path(__file__).parents[1] / "results" / "seq-cifar10" / "analysis" / "analysis.json"
 Numbers = dict[str, Any]
 
-PHASES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # Okabe and Ito: told apart by colour-blind eyes
+PHASES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # Okabe and Ito: for colour-blind readers as well
 LINF, ER = METHODS["linf"], METHODS["er"]
 MEASURED = ("l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")  # as in the paper's tables
-KINDS = ("logits", "labels")  # under which results keep what was answered, and what was right
+KINDS = ("logits", "labels")  # names of tensors in a result: the answers, and the right ones
 STEP = 32  # samples a step
 READ_EVERY = 20  # steps between two looks at the answers
 
@@ -231,12 +231,7 @@ def compute_runs(methods: tuple[str, ...] = ("sgd", "er", "linf"), **changes: An
     """Runs on digits two by two: the accuracy matrix, calibration and recency of each."""
     made: Numbers = {}
     for method in methods:
-        config = hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes)
-        result = hf.run(config, device="cpu")
-        tests = range(len(result.logits) // 2)
-        logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
-        calibration = hf.analysis.calibration(logits, labels, bins=10)
-        recency = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests])
+        result, calibration, recency = _run_digits(method, 10, **changes)
         made[method] = {
             "matrix": _table(result.matrix),
             "accuracy": round(result.accuracy, 2),
@@ -247,6 +242,17 @@ def compute_runs(methods: tuple[str, ...] = ("sgd", "er", "linf"), **changes: An
             "tasks": recency.task_probabilities,
         }
     return made
+
+
+def _run_digits(
+    method: str, bins: int = 15, **changes: Any
+) -> tuple[hf.RunResult, hf.analysis.Calibration, hf.analysis.Recency]:
+    """A run on digits two by two, with its calibration and recency."""
+    result = hf.run(hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes), device="cpu")
+    tests = range(len(result.logits) // 2)
+    logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
+    recency = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests])
+    return result, hf.analysis.calibration(logits, labels, bins), recency
 
 
 def _table(matrix: Tensor) -> list[list[float | None]]:
@@ -315,12 +321,8 @@ def compute_calibration(methods: tuple[str, ...] = ("er", *MEASURED), **changes:
     (analysed,) = json.loads(ANALYSIS.read_text("utf-8"))["comparisons"]
     digits = {}
     for method in methods:
-        result = hf.run(hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes), device="cpu")
-        tests = range(len(result.logits) // 2)
-        logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
-        found = hf.analysis.calibration(logits, labels)
-        gap = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests]).gap
-        digits[method] = {"ece": round(found.ece, 2), "excess": _excess(vars(found)), "gap": round(gap, 3)}
+        _, found, recency = _run_digits(method, **changes)
+        digits[method] = {"ece": round(found.ece, 2), "excess": _excess(vars(found)), "gap": round(recency.gap, 3)}
     pictures = {
         each["label"]: {
             "ece": round(each["ece"]["mean"], 2),
@@ -413,7 +415,7 @@ def render(name: str, numbers: Numbers) -> bytes:
         return path.read_bytes()
 
 
-def kept(name: str) -> Numbers:
+def saved(name: str) -> Numbers:
     """The numbers behind a committed picture."""
     numbers: Numbers = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return numbers
@@ -439,7 +441,7 @@ def _line(panel: Axes, x: list[float], y: list[float], style: Style, label: str,
 
 
 def main() -> None:
-    """Compute, keep and draw every picture."""
+    """Compute, save and draw every picture."""
     FOLDER.mkdir(exist_ok=True)
     computed: dict[Callable[[], Numbers], Numbers] = {}
     with torch.random.fork_rng():
@@ -447,7 +449,7 @@ def main() -> None:
             if compute not in computed:
                 computed[compute] = compute()
             (FOLDER / f"{name}.json").write_text(json.dumps(computed[compute], indent=1) + "\n", "utf-8")
-            (FOLDER / f"{name}.svg").write_bytes(render(name, kept(name)))
+            (FOLDER / f"{name}.svg").write_bytes(render(name, saved(name)))
             print(f"{FOLDER / name}.svg")
 
 

@@ -524,6 +524,7 @@ def test_a_run_in_this_process_is_stopped_after_a_whole_step(tmp_path, never_sto
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_was_killed_continues_from_the_last_checkpoint(tmp_path, never_stopped):
     watch, _, _ = watcher(lambda: [process.kill() for process in multiprocessing.active_children()])
     runner = ProcessRunner(1)
@@ -536,8 +537,9 @@ def test_a_run_whose_worker_was_killed_continues_from_the_last_checkpoint(tmp_pa
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", ["inline", "fleet"])
-@pytest.mark.parametrize("damage", ["cut", "another device", "another version"])
+@pytest.mark.parametrize(
+    ("kind", "damage"), [("inline", "cut"), ("fleet", "another device"), ("inline", "another version")]
+)
 def test_a_checkpoint_that_cannot_be_used_starts_the_run_anew(tmp_path, undisturbed, damage, kind, caplog):
     path = checkpoint_path(tmp_path, GRID[0])
     device = "cuda" if damage == "another device" else "cpu"
@@ -569,6 +571,7 @@ def test_a_result_that_cannot_be_saved_leaves_the_checkpoint(tmp_path, monkeypat
     assert checkpoints(tmp_path) == {GRID[0].fingerprint}
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_stop_is_killed(tmp_path, monkeypatch):
     """Pressed a second time, or after a minute, Ctrl-C ends the runs at once."""
     (tmp_path / "stubborn_plugin.py").write_text(STUBBORN.replace("OUT", str(tmp_path / "out")))

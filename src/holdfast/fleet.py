@@ -117,22 +117,30 @@ def run_fleet(
                 yield Outcome(config, None, error)
         for member in list(active):
             try:
-                progress = member.step()
-            except StopIteration as end:
-                active.remove(member)
-                yield Outcome(member.config, end.value, None)
+                news = _advance(member)
             except KeyboardInterrupt as stop:
                 if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
                     raise
                 active.remove(member)
                 stopped, exhausted = stop, True  # the others follow, and no further run is begun
-            except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
+                continue
+            if isinstance(news, Outcome):
                 active.remove(member)
-                yield Outcome(member.config, None, error)
+                yield news
             else:
                 wanted.stepped()
-                if on_step and on_step(progress):
+                if on_step and on_step(news):
                     active.remove(member)
                     yield Outcome(member.config, None, None)
     if stopped:
         raise stopped
+
+
+def _advance(member: Member) -> Progress | Outcome:
+    """One step of a run; returns where it stands, or how it ended."""
+    try:
+        return member.step()
+    except StopIteration as end:
+        return Outcome(member.config, end.value, None)
+    except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
+        return Outcome(member.config, None, error)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as nesting
 
 from holdfast.analysis.calibration import calibration
 from holdfast.errors import UsageError
-from holdfast.evaluation import evaluating
+from holdfast.models import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -139,7 +139,8 @@ def _prepare(
     generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
     augment, buffer = generators["augment"], generators["buffer"]
     plain, schedule = make_optimizer(config, model, device)
-    network, optimizer = accelerate(model, plain, config.precision, device)
+    twin = not getattr(LEARNERS.get(config.method), "uses_parameters", False)
+    network, optimizer = accelerate(model, plain, config.precision, device, twin=twin)
     parts = Parts(model, optimizer, benchmark.train_view(augment), buffer, network, schedule)
     learner = make_learner(config, parts)
     return make_engine(learner, device, (augment, buffer), config.batch_size), generators

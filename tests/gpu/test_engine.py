@@ -23,6 +23,9 @@ pytestmark = [
 ]
 
 
+FIELD = ["agem", "clser", "der", "er-ace", "esmer", "ewc", "fdr", "gem", "icarl", "lwf", "si"]
+
+
 def short(benchmark: str, method: str, **changes) -> RunConfig:
     return RunConfig.preset(benchmark, method, buffer_size=40).change(**{"tasks": 1, "epochs": 100, **changes})
 
@@ -49,7 +52,7 @@ def captured(learner, device, generators, batch_size):
     return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=False)
 
 
-@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr", "agem", "clser", "lwf"])
+@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr", *FIELD])
 @pytest.mark.parametrize("name", ["rot-mnist", "seq-cifar10"])
 def test_captured_steps_equal_eager_ones(name, method):
     # 200 samples in batches of 48: a short last batch every fifth step, so several graphs share the generators.

@@ -153,6 +153,16 @@ class Reservoir:
         self.seen += count
         self._offered += count
 
+    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Store exactly these samples, in slot order, and forget all others. There may be fewer than `capacity`."""
+        parts, count = self._admit(x, y, logits)
+        if count > self.capacity:
+            raise UsageError(f"{count} samples do not fit into a buffer of {self.capacity}.")
+        slots = torch.arange(count, device=self.device)
+        self._storage.write(slots, [parts[name].detach() for name in self._storage.layout])
+        self.seen.fill_(count)
+        self._offered = count
+
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
         self._check_draw(n)

@@ -96,6 +96,10 @@ class ShardedReservoir(Reservoir):
         self.seen += len(slots)
         self._offered += len(slots)
 
+    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Refused: ranks have different samples, and nobody says which of them to store."""
+        raise UsageError("a buffer of several ranks cannot be refilled: this method needs one process.")
+
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples for this rank, each equally likely; `n` may differ from rank to rank.
 

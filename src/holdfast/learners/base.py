@@ -64,6 +64,12 @@ class Learner:
     """Whether runs must say how many samples to store."""
     needs_boundaries: ClassVar[bool] = False
     """Whether the method only makes sense on a stream with task boundaries."""
+    grows: ClassVar[bool] = True
+    """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
+    uses_parameters: ClassVar[bool] = False
+    """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
+    capturable: ClassVar[bool] = True
+    """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
@@ -95,6 +101,11 @@ class Learner:
         self.scheduler: Scheduler | None = given["scheduler"]
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
+        if given["head"] is not None and not self.grows:
+            raise UsageError(
+                f"the head of {type(self).__name__} cannot grow: leave out head=, and give the model as many outputs "
+                "as there will be classes."
+            )
         if given["head"] is not None and self.ranks is not None:
             raise UsageError(
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
@@ -170,14 +181,15 @@ class Learner:
             )
         return widen(outputs)
 
-    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
-        """The network's outputs for each minibatch of inputs, with BatchNorm statistics of its own."""
+    def forward_groups(self, *inputs: Nested, widened: bool = True) -> list[Tensor]:
+        """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
         views = self.view(*inputs)
         try:
             with self.autocast():
-                return self._groups(views, [rows(part) for part in inputs], self.network)
+                outputs = self._groups(views, [rows(part) for part in inputs], self.network)
         except UsageError as error:
             self.refuse(error)
+        return [widen(each) for each in outputs] if widened else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -14,7 +15,7 @@ from holdfast.errors import UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "features", "preferred_threads"]
+__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "evaluating", "features", "preferred_threads"]
 
 MODELS: Registry[Callable[[tuple[int, ...], int], nn.Module]] = Registry("model")
 """Constructors (shape of one input, number of classes) -> network.
@@ -39,6 +40,19 @@ def features(model: nn.Module, x: Any) -> Tensor:
             "the last linear layer sees: pool and flatten there."
         )
     return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode inside the block; afterwards every module is in the mode it was in."""
+    # Each module's own, since parts of a model may be frozen in evaluation mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def count_outputs(model: nn.Module) -> int:

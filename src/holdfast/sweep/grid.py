@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from holdfast.sweep.runner import Emit, Event, Job, Runner
 from holdfast.training import choose_device
 
 __all__ = ["carry_out_all", "local_runner", "sweep"]
+
+log = logging.getLogger(__name__)
 
 
 def sweep(
@@ -61,16 +64,19 @@ def sweep(
 
 def carry_out_all(runner: Runner, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> bool:
     """Have the runner carry out all configs. False if Ctrl-C or SIGTERM stopped it, after every run saved its state."""
+
+    def stop() -> None:
+        log.warning("stopping: every run writes its state. Ctrl-C again ends them at once.")
+        if not hasattr(runner, "request_stop"):
+            raise KeyboardInterrupt
+        runner.request_stop()
+
     try:
-        with on_stop_signals(getattr(runner, "request_stop", _interrupt)):
+        with on_stop_signals(stop):
             runner(configs, job, emit)
     except KeyboardInterrupt:
         return False
     return True
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def local_runner(device: str = "auto", jobs: int | None = None) -> Runner:
