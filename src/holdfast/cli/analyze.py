@@ -126,17 +126,15 @@ def _tables(found: Findings) -> list[Table]:
 
 
 def _overall(found: Findings) -> Table:
-    numbers = {
-        "accuracy (%)": [_text(one.accuracy) for one in found.summaries],
-        "ECE (%)": [_text(one.ece) for one in found.summaries],
-        "MCE (%)": [_text(one.mce) for one in found.summaries],
-        "recency gap": [_text(one.recency_gap, 2) for one in found.summaries],
-    }
-    shown = {title: column for title, column in numbers.items() if any(column)}
-    rows = [(one.label, len(one.seeds), *values) for one, *values in zip(found.summaries, *shown.values(), strict=True)]
+    gaps = any(one.recency_gap for one in found.summaries)
+    rows = [
+        (one.label, len(one.seeds), *map(_text, (one.accuracy, one.ece, one.mce)), *[_text(one.recency_gap, 2)] * gaps)
+        for one in found.summaries
+    ]
     several = any(len(one.seeds) > 1 for one in found.summaries)
     title = found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else "")
-    return table(title, ("method", "seeds", *shown), rows)
+    columns = ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", *["recency gap"] * gaps)
+    return table(title, columns, rows)
 
 
 def _transfer(found: Findings) -> list[Table]:
