@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
 from holdfast.learners.consistency import check_width
-from holdfast.learners.losses import Losses, Offer, widen
+from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
 from holdfast.methods import LEARNERS
@@ -64,7 +64,7 @@ class DarkReplay(ReplayLearner):
             loss = self.criterion(outputs, y)
             return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
         drawn = self.buffer.sample(self.replay_size or rows(y))
-        outputs, now = map(widen, self.forward_groups(x, drawn.x))
+        outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         current = self.criterion(outputs, y)
         consistency = F.mse_loss(now, check_width(self, now, drawn.logits))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
-from holdfast.learners.losses import Losses, Offer, widen
+from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes
 from holdfast.methods import LEARNERS
@@ -63,7 +63,7 @@ class AsymmetricReplay(ReplayLearner):
             loss = self.criterion(outputs, y)
             return Losses(loss, current=loss, offer=Offer(x, y))
         drawn = self.buffer.sample(self.replay_size or rows(y))
-        outputs, replayed = map(widen, self.forward_groups(x, drawn.x))
+        outputs, replayed = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         absent = self.seen.index_fill(0, y, False)
         current = self.criterion(outputs.masked_fill(absent, -1e9), y)

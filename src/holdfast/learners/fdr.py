@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
 from holdfast.learners.consistency import check_width
-from holdfast.learners.losses import Losses, widen
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
 from holdfast.methods import LEARNERS
@@ -72,7 +72,7 @@ class FunctionDistance(ReplayLearner):
             loss = self.criterion(outputs, y)
             return Losses(loss, current=loss)
         drawn = self.buffer.sample(self.replay_size or rows(y))
-        outputs, now = map(widen, self.forward_groups(x, drawn.x))
+        outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         current, then = self.criterion(outputs, y), check_width(self, now, drawn.logits)
         consistency = torch.linalg.vector_norm(now.softmax(1) - then.softmax(1), dim=1).mean()

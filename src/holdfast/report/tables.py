@@ -123,8 +123,7 @@ def column_title(column: str) -> str:
 def cell_numbers(tables: Sequence[Table]) -> Numbers:
     """Every cell in a row of its own."""
     place = ("experiment", "group", "row", "column", "metric")
-    ours = ("mean", "std", "n")
-    theirs = ("published_mean", "published_std", "difference", "low", "high", "status", "reason", "source")
+    names = ("mean", "std", "n", "published_mean", "published_std", "difference", "low", "high", "status", "reason")
     rows = []
     for table in tables:
         for v in table.verdicts:
@@ -132,7 +131,7 @@ def cell_numbers(tables: Sequence[Table]) -> Numbers:
             where = (table.experiment.name, cell.group, cell.row, cell.column, cell.metric)
             numbers = (v.mean, v.std, v.n, *published[:2], v.difference, *v.interval)
             rows.append((*where, *numbers, v.status, v.reason, published[2]))
-    return Numbers((*place, *ours, *theirs), rows)
+    return Numbers((*place, *names, "source"), rows)
 
 
 def markdown_table(experiment: Experiment | str, results: Results, *, missing: bool = True) -> str:
