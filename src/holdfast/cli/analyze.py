@@ -17,12 +17,12 @@ from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_r
 from holdfast.analysis.store import ANALYSIS, write_findings
 from holdfast.cli.app import DataRoot, Device, Json, ListCommand, Plugins, app, import_plugins
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.display import data_progress, output, show_progress, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import Stored, add_robustness
 from holdfast.report.analyses import write_analysis_figures
 from holdfast.report.draw.analyses import save_contact_sheet
-from holdfast.training import choose_device
 
 __all__: list[str] = []
 

@@ -18,6 +18,7 @@ from holdfast.analysis import CorruptedImages
 from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.display import errors, output, table, tell, tell_skipped
 from holdfast.errors import UsageError
 from holdfast.experiments import (
@@ -35,7 +36,6 @@ from holdfast.registry import unknown_name
 from holdfast.report.tables import derived_blocks
 from holdfast.report.text import duration, plus_minus
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
-from holdfast.training import choose_device
 
 __all__: list[str] = []
 

@@ -19,6 +19,7 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.display import data_progress, output, show_runs, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
@@ -26,7 +27,7 @@ from holdfast.loggers import open_logger, watch
 from holdfast.methods import canonical
 from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
-from holdfast.training import Progress, choose_device, run
+from holdfast.training import Progress, run
 
 __all__ = ["make_config"]
 
