@@ -45,7 +45,6 @@ register(
         "Methods that store the network's answers or average its weights lead. mse is DER++.",
         tuple(_cells()),
         caveat="Other papers ran other code, settings and numbers of seeds, so a difference need not be a fault. "
-        "Published A-GEM and GEM fill their memories at the end of tasks; here A-GEM draws from a reservoir (A-GEM-R), "
-        "and GEM divides its memory among the tasks so far.",
+        "The published A-GEM fills its memory at the end of each task; here its memory is a reservoir (A-GEM-R).",
     )
 )

@@ -5,8 +5,8 @@ catastrophic forgetting in continual learning" (CoLLAs 2022): one row per printe
 (`std` is empty where none is). Its benchmarks carry the variant of a table, such as `seq-cifar100/10-tasks`.
 
 `field.csv` has what other papers print of other methods, with a `source` in each row. Tables that could not be had were
-read in reprints, which the source names, or in transcriptions: those of DER with 5120 samples, and of MOCA. The numbers
-without a spread were given with the issue that asked for them.
+read in reprints, which the source names, or in transcriptions: those of DER with 5120 samples, and of MOCA. Numbers
+without a spread were taken over as quoted by others.
 """
 
 from __future__ import annotations

@@ -225,7 +225,8 @@ def _tiles(
         ("results", f"{len(results):,}", count(len({stored.config.change(seed=0) for stored in results}), "config"))
     ]
     if filled:
-        agree, differ, undecided = (sum(table.count(status) for table in filled) for status in JUDGED)
+        own = [table for table in filled if not table.sources]  # the paper's; others compare with other papers
+        agree, differ, undecided = (sum(table.count(status) for table in own) for status in JUDGED)
         tiles += [
             ("experiments covered", str(len(filled)), f"of {len(tables)}"),
             ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),

@@ -138,12 +138,13 @@ def markdown_table(experiment: Experiment | str, results: Results, *, missing: b
     """A table per block of the experiment: each column of ours with the published one beside it.
 
     Blocks and columns without any result are left out. ✓ agrees with the paper by the rule of the verdicts,
-    ✗ differs, ? is open. The experiment's caveat, if it has one, comes last. With `missing=False`, cells without a
-    result are left out as well, though they have a published number.
+    ✗ differs, ? is open. The experiment's caveat, if it has one, comes last. With `missing=False`, rows without
+    any result are left out as well.
     """
     experiment = EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment
     if not missing:
-        experiment = replace(experiment, cells=tuple(c for c in experiment.cells if results.seeds_of(c.config)))
+        filled = {(cell.group, cell.row) for cell in experiment.cells if results.seeds_of(cell.config)}
+        experiment = replace(experiment, cells=tuple(c for c in experiment.cells if (c.group, c.row) in filled))
     return render(assess(experiment, results), "markdown")
 
 
