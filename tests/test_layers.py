@@ -42,7 +42,8 @@ LAYERS = [
     ("sweep",),
     ("tuning",),
     ("report",),
-    ("monitor", "loggers", "export", "estimators"),
+    ("monitor", "loggers", "export"),
+    ("estimators",),
     ("integrations",),
     ("testing", "bench", "demo", "display"),
     ("__init__",),
@@ -51,8 +52,9 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "requests")
+HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "timm")
 HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript", "optuna")
+HEAVY += ("requests",)
 
 
 def unit(path):

@@ -173,6 +173,8 @@ def _show(made: Table) -> None:
         "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
         output,
     )
+    for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
+        tell(note, output)
     for verdict in made.verdicts:
         if verdict.status == "differs":
             place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
@@ -209,7 +211,7 @@ def _text(verdict: Verdict | None) -> str:
     short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
     write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
     ours = (write(verdict.mean, verdict.std) or "-") + short
-    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published)}[/dim] "
+    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published[:2])}[/dim] "
 
 
 def _conclude(summary: SweepSummary) -> None:
