@@ -14,6 +14,8 @@ from holdfast.analysis import Estimate
 from holdfast.analysis.findings import Summary
 from holdfast.analysis.store import read_findings
 from holdfast.cli import app
+from holdfast.experiments import EXPERIMENTS, Results, assess
+from holdfast.report import gather, markdown_table
 
 DOCS = Path(__file__).resolve().parent
 COMMANDS = "<!-- commands -->"
@@ -21,6 +23,8 @@ OVERHEAD = "<!-- overhead -->"
 RATES = "<!-- rates -->"
 STARTS = "<!-- starts -->"
 AGREEMENT = "<!-- agreement -->"
+FIELD = "<!-- field -->"
+SOURCES = "<!-- sources -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
 NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.+%]+))?\}\}")
@@ -36,7 +40,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
-    for mark, made in tables:
+    for mark, made in (*tables, (FIELD, field), (SOURCES, sources)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
@@ -53,6 +57,16 @@ def number(name: str, form: str = ".1f") -> str:
     for key in keys:
         value = value[key]
     return f"{value:{form}}".replace("-", "−")
+
+
+def field() -> str:
+    """The accuracies of the field that results/ has, with the published ones beside them."""
+    return markdown_table("field", gather([DOCS.parent / "results"]), missing=False)
+
+
+def sources() -> str:
+    """Which paper printed which number of the field, a line per source."""
+    return "\n".join([*(f"- {source}" for source in assess(EXPERIMENTS["field"], Results()).sources), ""])
 
 
 def agreement() -> str:

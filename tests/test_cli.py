@@ -153,12 +153,15 @@ def test_a_finished_run_on_a_full_disk_is_saved_elsewhere(holdfast, tmp_path, mo
     assert results.read(folder, tensors=True).weights
 
 
-def test_a_finished_run_that_can_be_saved_nowhere_prints_its_numbers(holdfast, monkeypatch):
+def test_a_finished_run_that_can_be_saved_nowhere_prints_its_numbers(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(results.store, "_write", full)
     code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--json")
     assert code == 1
     assert 0 <= json.loads(out)["accuracy"] <= 100
     assert "could not be saved anywhere" in err
+    assert list(tmp_path.glob("holdfast-*")) == []
 
 
 def test_a_folder_for_results_that_is_gone_at_the_end_is_made_anew(holdfast, tmp_path, monkeypatch):

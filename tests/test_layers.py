@@ -26,6 +26,7 @@ LAYERS = [
     ("augment",),
     ("benchmarks",),
     ("models",),
+    ("devices",),
     ("regularizers",),
     ("checkpoint",),
     ("buffer",),

@@ -122,6 +122,14 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
     assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
+def test_a_run_with_a_balanced_buffer_continues(small, path):
+    settings = config("er", "seq-mnist", settings=(("balanced", True),))
+    stream = make_benchmark(settings, data_root(None))
+    expected = finish(train(settings, stream, CPU))
+    stop_after(int(expected.timing["steps"]) // 2, settings, stream, path)
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
+
+
 def test_stopped_after_every_single_step(small, path):
     """Also after the last step of an epoch, of a task, and of the run."""
     settings = config()

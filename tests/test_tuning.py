@@ -93,6 +93,8 @@ def test_the_best_and_the_preset():
     study = made_up()
     assert (study.best.number, study.preset.number, study.count("pruned")) == (1, 0, 1)
     assert made_up(trials=study.trials[2:]).best is None
+    assert study.cramped == []
+    assert made_up(space=(Range("lr", 0.19, 1.0), Range("alpha", 0.05, 0.75))).cramped == ["lr", "alpha"]
 
 
 def test_the_preset_is_read_as_toml_and_says_where_it_comes_from():

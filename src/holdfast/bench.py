@@ -22,8 +22,7 @@ from holdfast.engine import prepare_cuda
 from holdfast.fleet import Member
 from holdfast.methods import REGULARIZERS, needs_buffer
 from holdfast.models import MODELS
-from holdfast.results import RunResult
-from holdfast.training import train
+from holdfast.training import Progress, run, train
 
 __all__ = [
     "CompleteRun",
@@ -111,19 +110,17 @@ def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tas
     floor_step(rows, 50)
     floors: list[float] = []
     aside: list[float] = []
-    evaluated = None
-    steps = train(config, benchmark, torch.device("cpu"))
-    while True:
-        try:
-            progress = next(steps)
-        except StopIteration as end:
-            result: RunResult = end.value
-            break
+    evaluated: list[float] | None = None
+
+    def time_floor(progress: Progress) -> None:
+        nonlocal evaluated
         if progress.row is not evaluated:  # a task is finished
             evaluated = progress.row
             began = time.perf_counter()
             floors.append(floor_step(rows, 100))
             aside.append(time.perf_counter() - began)
+
+    result = run(config, benchmark, device="cpu", threads=1, on_step=time_floor)
     timing = result.timing
     return CompleteRun(
         steps=int(timing["steps"]),

@@ -143,7 +143,9 @@ class RunConfig:
             if key.startswith("regularizer."):
                 options[key.removeprefix("regularizer.")] = _number(key, text)
             elif key in known:
-                own[key] = _like(known[key], key, text)
+                value = _like(known[key], key, text)
+                if own.get(key, known[key]) != value:  # a value that is in force already changes no fingerprint
+                    own[key] = value
             else:
                 changes[key] = self._convert(key, text, list(known))
         return self.change(**changes, options=tuple(options.items()), settings=tuple(own.items()))

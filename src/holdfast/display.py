@@ -22,13 +22,14 @@ from holdfast.report.text import visible
 from holdfast.training import Progress
 
 __all__ = [
-    "RunDisplay",
+    "RunLine",
     "data_progress",
     "errors",
     "output",
     "progress_bars",
     "replace_unknown_signs",
     "show_progress",
+    "show_runs",
     "table",
     "tell",
     "tell_skipped",
@@ -119,25 +120,17 @@ def data_progress() -> Iterator[None]:
             yield
 
 
-class RunDisplay:
-    """A live line per run: task, epoch, loss terms, steps per second, time left."""
-
-    def __init__(self) -> None:
-        self._bars = progress_bars(*(TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed")))
-
-    def __enter__(self) -> RunDisplay:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def watch(self, title: str) -> _Line:
-        """A callback for `run(on_step=...)` that shows the run on a line of its own."""
-        return _Line(self._bars, title)
+@contextmanager
+def show_runs() -> Iterator[Callable[[str], RunLine]]:
+    """Live lines while inside the block; the function it gives adds one for a run, named by its title."""
+    details = (TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed"))
+    with progress_bars(*details) as bars:
+        yield lambda title: RunLine(bars, title)
 
 
-class _Line:
+class RunLine:
+    """A callback for `run(on_step=...)`: shows task, epoch, loss terms, steps per second and the time left."""
+
     def __init__(self, bars: Bars, title: str) -> None:
         self._bars = bars
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
@@ -147,6 +140,7 @@ class _Line:
         self._before: int | None = None  # steps done when the clock began
 
     def __call__(self, progress: Progress) -> None:
+        """Show where the run stands, at most every REFRESH seconds."""
         now = time.perf_counter()
         if self._before is None:
             # The clock starts after the first step, which includes preparations that happen only once. A resumed run

@@ -13,9 +13,10 @@ import torch
 from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
-from holdfast.training import choose_device, train
+from holdfast.training import train
 
 __all__ = ["Member", "Outcome", "run_fleet"]
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
-from math import isfinite
+from math import isfinite, log
 from pathlib import Path
 from statistics import fmean, median
 from types import ModuleType
@@ -60,6 +60,11 @@ class Range(NamedTuple):
     def logarithmic(self) -> bool:
         """Whether values are drawn evenly on a logarithmic scale: where the ends are a factor of ten apart."""
         return self.low > 0 and self.high >= SPAN * self.low
+
+    def place(self, value: float) -> float:
+        """Where a value lies between the ends, 0 to 1, on the scale that values are drawn on."""
+        low, high, own = (log(x) if self.logarithmic else x for x in (self.low, self.high, value))
+        return (own - low) / (high - low)
 
     def has(self, value: float | None) -> bool:
         """Whether the value is one of those to try."""
@@ -107,6 +112,12 @@ class Study:
         """The trial with the values that the config had before, if it is complete."""
         own = {name: value and _rounded(value) for name, value in _values(self.config, self.space).items()}
         return next((trial for trial in self.complete if trial.values == own), None)
+
+    @property
+    def cramped(self) -> list[str]:
+        """The numbers whose best value lies near an end of its range: a wider range may have a better one."""
+        best = self.best
+        return [each.name for each in self.space if best and not 0.1 < each.place(best.values[each.name]) < 0.9]
 
     def count(self, state: str) -> int:
         """Trials of a state."""

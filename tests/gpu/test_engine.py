@@ -9,11 +9,12 @@ from holdfast.bench import made_up
 from holdfast.benchmarks import make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
+from holdfast.devices import choose_device
 from holdfast.engine import CapturedEngine, Engine
 from holdfast.fleet import run_fleet
 from holdfast.models import MODELS, ResNet18
 from holdfast.regularizers import REGULARIZERS
-from holdfast.training import choose_device, run, train
+from holdfast.training import run, train
 
 pytestmark = [
     pytest.mark.gpu,

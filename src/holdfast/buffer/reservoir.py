@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,9 @@ class Reservoir:
     `offered` is the same count on the host.
     """
 
+    balanced: ClassVar[bool] = False
+    """Whether classes get equal shares of the slots."""
+
     def __init__(
         self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"
     ) -> None:
@@ -147,11 +150,15 @@ class Reservoir:
         """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
         parts, count = self._admit(x, y, logits)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
-        slots = self.place(uniforms, self.seen, self.capacity)
+        slots = self.slots_for(uniforms, y)
         ordered = [parts[name] for name in self._storage.layout]
         self._storage.write(slots, [part.detach() if part.requires_grad else part for part in ordered])
         self.seen += count
         self._offered += count
+
+    def slots_for(self, uniforms: Tensor, y: Nested) -> Tensor:
+        """The slot of each offered sample, (B,) int64; `capacity` stands for "nowhere"."""
+        return self.place(uniforms, self.seen, self.capacity)
 
     def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Store exactly these samples, in slot order, and forget all others. There may be fewer than `capacity`."""
@@ -209,6 +216,8 @@ class Reservoir:
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise if `state` is damaged or does not fit this buffer."""
         check_schema(state)
+        if ("keys" in state) != self.balanced:
+            raise UsageError("one of the saved buffer and this one is balanced, the other is not; make them alike.")
         if state["capacity"] != self.capacity:
             raise UsageError(
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "

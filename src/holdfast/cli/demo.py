@@ -9,7 +9,7 @@ import typer
 
 from holdfast import demo, results
 from holdfast.cli.app import Out, Seed, app
-from holdfast.display import RunDisplay, output, table, tell
+from holdfast.display import output, show_runs, table, tell
 from holdfast.training import run
 
 __all__: list[str] = []
@@ -29,9 +29,9 @@ def demo_command(
     results.check_writable(out)
     tell(f"{tasks} tasks: MNIST, rotated by another angle in each. The network sees each image once.")
     finished = []
-    with RunDisplay() as display:
+    with show_runs() as watch:
         for config in demo.configs(tasks=tasks, train_limit=train_limit, seed=seed):
-            result = run(config, device="cpu", on_step=display.watch(f"{config.method:>4}"))
+            result = run(config, device="cpu", on_step=watch(f"{config.method:>4}"))
             results.save(result, out)
             finished.append(result)
     rows = [

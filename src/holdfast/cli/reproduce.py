@@ -18,6 +18,7 @@ from holdfast.analysis import CorruptedImages
 from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.display import errors, output, table, tell, tell_skipped
 from holdfast.errors import UsageError
 from holdfast.experiments import (
@@ -35,7 +36,6 @@ from holdfast.registry import unknown_name
 from holdfast.report.tables import derived_blocks
 from holdfast.report.text import duration, plus_minus
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
-from holdfast.training import choose_device
 
 __all__: list[str] = []
 
@@ -173,6 +173,8 @@ def _show(made: Table) -> None:
         "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
         output,
     )
+    for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
+        tell(note, output)
     for verdict in made.verdicts:
         if verdict.status == "differs":
             place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
@@ -209,7 +211,7 @@ def _text(verdict: Verdict | None) -> str:
     short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
     write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
     ours = (write(verdict.mean, verdict.std) or "-") + short
-    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published)}[/dim] "
+    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published[:2])}[/dim] "
 
 
 def _conclude(summary: SweepSummary) -> None:

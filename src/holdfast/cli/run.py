@@ -19,14 +19,15 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
-from holdfast.display import RunDisplay, data_progress, output, table, tell
+from holdfast.devices import choose_device
+from holdfast.display import data_progress, output, show_runs, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
 from holdfast.methods import canonical
 from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
-from holdfast.training import Progress, choose_device, run
+from holdfast.training import Progress, run
 
 __all__ = ["make_config"]
 
@@ -83,13 +84,13 @@ def run_command(
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
-            with _loggers(log or [], config) as loggers, RunDisplay() as display:
+            with _loggers(log or [], config) as loggers, show_runs() as line:
                 found = run(
                     config,
                     stream,
                     device=device,
                     threads=threads,
-                    on_step=_all([display.watch(config.title), *loggers]),
+                    on_step=_all([line(config.title), *loggers]),
                     checkpoint=state if resume else None,
                     every=checkpoint_every,
                 )
@@ -129,11 +130,15 @@ def _save(result: results.RunResult, out: Path) -> bool:
         return True
     except HoldfastError as error:
         tell(f"error: {error}")
-    for place in (Path(tempfile.gettempdir()), Path.home()):
-        with suppress(HoldfastError, OSError):
-            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place))
-            tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
-            return False
+    for place in (tempfile.gettempdir, Path.home):
+        with suppress(HoldfastError, OSError, RuntimeError):  # not every user has a home
+            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place()))
+            try:
+                tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
+                return False
+            finally:
+                with suppress(OSError):
+                    folder.rmdir()  # only if nothing could be saved there
     tell("the result could not be saved anywhere; these are its numbers:")
     return False
 

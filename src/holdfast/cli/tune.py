@@ -138,6 +138,8 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
         preset = out / f"{study.name}.toml"
         preset.write_text(preset_text(study, f"holdfast {shlex.join(sys.argv[1:])}"), encoding="utf-8")
         tell(f"the best values are in {preset}, what mattered in {figure}")
+        for name in study.cramped:
+            tell(f"the best {name} lies near an end of its range; try a wider one: --over {name}=LOW:HIGH")
     if as_json:
         best = study.best._asdict() if study.best else None
         print(json.dumps({"study": study.name, **counts, "best": best, "importance": study.importance}))

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View
-from holdfast.buffer import Buffer, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Buffer, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
@@ -350,11 +350,14 @@ class ReplayLearner(Learner):
         if "buffer_size" not in options:
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
-        generator = options.pop("generator", None)
+        generator, balanced = options.pop("generator", None), options.pop("balanced", False)
         super().__init__(model, optimizer, **cast(Options, options))
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
-            self.buffer = Reservoir(size, generator=generator, storage=storage)
+            kind = BalancedReservoir if balanced else Reservoir
+            self.buffer = kind(size, generator=generator, storage=storage)
+        elif balanced:
+            raise UsageError("a buffer of several ranks cannot be balanced: leave out balanced.")
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -388,8 +391,9 @@ def settings_of(learner: type[Learner]) -> dict[str, Parameter]:
 def settings_for(config: RunConfig) -> dict[str, Any]:
     """The settings of a run's method that no other field of its config decides, by name, with their defaults."""
     learner = _learner_named(config.method)
-    decided = learner.arguments(config)
-    return {name: each.default for name, each in settings_of(learner).items() if name not in decided}
+    decided, own = learner.arguments(config), settings_of(learner).items()
+    shared = {"balanced": False} if learner.needs_buffer else {}
+    return {name: each.default for name, each in own if name not in decided} | shared
 
 
 def make_learner(config: RunConfig, parts: Parts) -> Learner:

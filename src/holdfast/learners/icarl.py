@@ -63,6 +63,8 @@ class Icarl(ReplayLearner):
         replay_size: int | None = None,
         **shared: Unpack[ReplayOptions],
     ) -> None:
+        if shared.get("balanced"):
+            raise UsageError("iCaRL chooses its samples itself: leave out balanced.")
         super().__init__(model, optimizer, **shared)
         check_sizes(replay_size=replay_size)
         if self.loss is not None or self.class_weights is not None:

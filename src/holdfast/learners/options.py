@@ -59,12 +59,15 @@ class ReplayOptions(Options, total=False):
     """Options of learners with a buffer:
 
     buffer_size: how many samples the buffer holds. No default.
+    balanced: store as many samples of each class as of any other, whatever their shares of the stream are; needs
+        labels, memory and one process. Default: False, a uniform sample of the stream.
     storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
         Default: "device".
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
 
     buffer_size: int
+    balanced: bool
     storage: str | Path
     generator: torch.Generator | None
 

@@ -119,10 +119,16 @@ def _experiment_sections(tables: Sequence[Table], gallery: Gallery) -> list[Sect
                 figures=gallery.draw(charts),
                 blocks=[*blocks(table, new), *derived_blocks(table)],
                 numbers=cell_numbers([table]),
-                notes=[f"{lean.column}: {lean.reason}." for lean in table.leans] if new else [],
+                notes=_notes(table) if new else [],
             )
         )
     return sections
+
+
+def _notes(table: Table) -> list[str]:
+    """What to know of a table: its caveat, where other papers' numbers come from, and how its columns lean."""
+    caveat, sources = table.experiment.caveat, [f"Published numbers of {source}." for source in table.sources]
+    return [*filter(None, [caveat]), *sources, *(f"{lean.column}: {lean.reason}." for lean in table.leans)]
 
 
 def _numbers(table: Table, group: str) -> set[Number]:

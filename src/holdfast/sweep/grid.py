@@ -8,13 +8,13 @@ from pathlib import Path
 
 from holdfast import results
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.experiments import Results, load_results
 from holdfast.run_state import on_stop_signals
 from holdfast.sweep.agenda import Agenda, SweepSummary
 from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.processes import ProcessRunner
 from holdfast.sweep.runner import Emit, Event, Job, Runner
-from holdfast.training import choose_device
 
 __all__ = ["carry_out_all", "local_runner", "sweep"]
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from holdfast.config import RunConfig
+from holdfast.devices import threads_for
 from holdfast.errors import UsageError
 from holdfast.run_state import Progress
 from holdfast.sweep.runner import (
@@ -31,7 +32,6 @@ from holdfast.sweep.runner import (
     signals_blocked,
     throttled,
 )
-from holdfast.training import threads_for
 
 __all__ = ["ProcessRunner", "cores"]
 

@@ -16,11 +16,12 @@ import torch
 
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.errors import CheckpointError, HoldfastError
 from holdfast.plugins import import_plugins
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
-from holdfast.training import choose_device, run
+from holdfast.training import run
 
 __all__ = ["GRACE", "POLL", "Abandoned", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path"]
 __all__ += ["failure", "learned", "make_checkpointer", "save", "signals_blocked", "throttled"]

@@ -39,7 +39,10 @@ def draw_lines(
     """
     lines = max(panels.values(), key=len)
     named = highlights(lines)
-    styles = {label: style if label in named else QUIET for label, style in looks(lines).items()}
+    styles = {
+        label: style if label in named else QUIET
+        for label, style in looks({line.label: line.method for line in lines}).items()
+    }
     names = 0.33 + text_width([shorten(line.label, LONGEST) for line in lines if line.label in named])
     width, height = MARGIN + len(panels) * (PANEL + names), max(3.2, 1.2 + len(named) * 0.24)
     top, last = 0.65 if title else 0.35, max(len(line.mean) for line in lines)
@@ -113,7 +116,7 @@ def draw_dots(
     The rows are those of the first panel. A line marks zero where a panel reaches it, as it does if `from_zero`.
     """
     rows = list(next(iter(panels.values())))
-    styles = looks(rows, variants_differ=False)
+    styles = looks({dot.label: dot.method for dot in rows}, variants_differ=False)
     names = 0.25 + text_width([shorten(dot.label, LONGEST) for dot in rows])
     texts = [0.25 + text_width([dot.text for dot in dots]) for dots in panels.values()]
     top, tall = 0.65 if title else 0.35, 0.3 * len(rows)
