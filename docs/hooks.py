@@ -14,15 +14,20 @@ from holdfast.analysis import Estimate
 from holdfast.analysis.findings import Summary
 from holdfast.analysis.store import read_findings
 from holdfast.cli import app
+from holdfast.experiments import EXPERIMENTS, Results, assess
+from holdfast.report import gather, markdown_table
 
 DOCS = Path(__file__).resolve().parent
 COMMANDS = "<!-- commands -->"
 OVERHEAD = "<!-- overhead -->"
 RATES = "<!-- rates -->"
 STARTS = "<!-- starts -->"
+AGREEMENT = "<!-- agreement -->"
+FIELD = "<!-- field -->"
+SOURCES = "<!-- sources -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
-NUMBER = re.compile(r"\{\{([\w.-]+)\}\}")
+NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.+%]+))?\}\}")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -34,24 +39,58 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
-    for mark, made in ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts)):
+    tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
+    for mark, made in (*tables, (FIELD, field), (SOURCES, sources)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
     # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
     markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
-    markdown = NUMBER.sub(lambda match: number(match[1]), markdown)
+    markdown = NUMBER.sub(lambda match: number(match[1], match[2] or ".1f"), markdown)
     return without_links_outside(markdown, DOCS / page.file.src_uri)
 
 
-def number(name: str) -> str:
-    """A number from a file, with one decimal: `trust.er.ece` is in trust.json, beside its picture or in this folder."""
+def number(name: str, form: str = ".1f") -> str:
+    """A number in that form: `trust.er.ece` is in trust.json, which is beside its picture or in this folder."""
     file, *keys = name.split(".")
     path = DOCS / "pictures" / f"{file}.json"
     value = json.loads((path if path.exists() else DOCS / path.name).read_text("utf-8"))
     for key in keys:
         value = value[key]
-    return f"{value:.1f}"
+    return f"{value:{form}}".replace("-", "−")
+
+
+def field() -> str:
+    """The accuracies of the field that results/ has, with the published ones beside them."""
+    return markdown_table("field", gather([DOCS.parent / "results"]), missing=False)
+
+
+def sources() -> str:
+    """Which paper printed which number of the field, a line per source."""
+    return "\n".join([*(f"- {source}" for source in assess(EXPERIMENTS["field"], Results()).sources), ""])
+
+
+def agreement() -> str:
+    """How closely two programs for S-CIFAR-10 agree, a row per measure, as benchmarks/second_opinion.py found."""
+    found = json.loads((DOCS / "pictures" / "how-sure.json").read_text("utf-8"))["measures"]
+    titles = {
+        "tail": "accuracy, mean of the last 10 steps",
+        "last": "accuracy at the last step",
+        "before": "accuracy one step before",
+        "task_tail": "Task-IL, mean of the last 10 steps",
+        "task_last": "Task-IL at the last step",
+    }
+    lines = ["| | Holdfast | second opinion | difference, 90 % interval | p (Welch; ranks) | within 1 | within 2 |"]
+    lines += ["|---|---:|---:|---:|---:|---|---|"]
+    for name, title in titles.items():
+        each = found[name]
+        ours, theirs = (f"{each[code]['mean']:.2f} ± {each[code]['sd']:.2f}" for code in ("holdfast", "second"))
+        low, high = each["interval90"]
+        apart = f"{each['difference']:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+        chance = f"{each['welch_p']:.3f}; {each['mann_whitney_p']:.3f}"
+        sure = " | ".join("yes" if inside else "open" for inside in each["equivalent"].values())
+        lines += [f"| {title} | {ours} | {theirs} | {apart} | {chance} | {sure} |"]
+    return "\n".join([*lines, ""])
 
 
 def findings(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The pictures of the concept pages: `make pictures` computes and draws them anew, in about two minutes.
 
-Each picture has two parts. `compute_*` runs the library and returns plain numbers, which are kept as
+Each picture has two parts. `compute_*` runs the library and returns plain numbers, which are saved as
 pictures/NAME.json; `draw_*` turns those numbers into pictures/NAME.svg and knows nothing else. The same numbers give
 the same file, byte for byte.
 """
@@ -8,6 +8,7 @@ the same file, byte for byte.
 from __future__ import annotations
 
 import json
+import runpy
 import tempfile
 from collections.abc import Callable
 from math import isnan, nan
@@ -31,10 +32,10 @@ FOLDER = Path(__file__).parent / "pictures"
 ANALYSIS = Path(__file__).parents[1] / "results" / "seq-cifar10" / "analysis" / "analysis.json"
 Numbers = dict[str, Any]
 
-PHASES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # Okabe and Ito: told apart by colour-blind eyes
+PHASES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # Okabe and Ito: for colour-blind readers as well
 LINF, ER = METHODS["linf"], METHODS["er"]
 MEASURED = ("l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")  # as in the paper's tables
-KINDS = ("logits", "labels")  # under which results keep what was answered, and what was right
+KINDS = ("logits", "labels")  # names of tensors in a result: the answers, and the right ones
 STEP = 32  # samples a step
 READ_EVERY = 20  # steps between two looks at the answers
 
@@ -230,12 +231,7 @@ def compute_runs(methods: tuple[str, ...] = ("sgd", "er", "linf"), **changes: An
     """Runs on digits two by two: the accuracy matrix, calibration and recency of each."""
     made: Numbers = {}
     for method in methods:
-        config = hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes)
-        result = hf.run(config, device="cpu")
-        tests = range(len(result.logits) // 2)
-        logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
-        calibration = hf.analysis.calibration(logits, labels, bins=10)
-        recency = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests])
+        result, calibration, recency = _run_digits(method, 10, **changes)
         made[method] = {
             "matrix": _table(result.matrix),
             "accuracy": round(result.accuracy, 2),
@@ -246,6 +242,17 @@ def compute_runs(methods: tuple[str, ...] = ("sgd", "er", "linf"), **changes: An
             "tasks": recency.task_probabilities,
         }
     return made
+
+
+def _run_digits(
+    method: str, bins: int = 15, **changes: Any
+) -> tuple[hf.RunResult, hf.analysis.Calibration, hf.analysis.Recency]:
+    """A run on digits two by two, with its calibration and recency."""
+    result = hf.run(hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes), device="cpu")
+    tests = range(len(result.logits) // 2)
+    logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
+    recency = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests])
+    return result, hf.analysis.calibration(logits, labels, bins), recency
 
 
 def _table(matrix: Tensor) -> list[list[float | None]]:
@@ -314,12 +321,8 @@ def compute_calibration(methods: tuple[str, ...] = ("er", *MEASURED), **changes:
     (analysed,) = json.loads(ANALYSIS.read_text("utf-8"))["comparisons"]
     digits = {}
     for method in methods:
-        result = hf.run(hf.RunConfig.preset("seq-mnist", method, buffer_size=200, **changes), device="cpu")
-        tests = range(len(result.logits) // 2)
-        logits, labels = (torch.cat([result.logits[f"{kind}.{task}"] for task in tests]) for kind in KINDS)
-        found = hf.analysis.calibration(logits, labels)
-        gap = hf.analysis.recency(logits, [[2 * task, 2 * task + 1] for task in tests]).gap
-        digits[method] = {"ece": round(found.ece, 2), "excess": _excess(vars(found)), "gap": round(gap, 3)}
+        _, found, recency = _run_digits(method, **changes)
+        digits[method] = {"ece": round(found.ece, 2), "excess": _excess(vars(found)), "gap": round(recency.gap, 3)}
     pictures = {
         each["label"]: {
             "ece": round(each["ece"]["mean"], 2),
@@ -355,6 +358,42 @@ def draw_calibration(numbers: Numbers) -> Figure:
     return figure
 
 
+# --- a second opinion ---
+
+
+def compute_how_sure() -> Numbers:
+    """What benchmarks/second_opinion.py finds in results/second-opinion."""
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "second_opinion.py"))
+    numbers: Numbers = script["numbers"]()
+    return numbers
+
+
+def draw_how_sure(numbers: Numbers) -> Figure:
+    """A dot for each run and a line for each mean: at the very last step, and over the last ten."""
+    figure, panels = _panels(2, width=9.2, height=3.3)
+    names = {"authors": "authors' code", "second": "second opinion", "holdfast": "Holdfast"}
+    looks = dict(zip(names, ("#7b8190", ER.color, LINF.color), strict=True))
+    titles = {"last": "After the very last step", "tail": "Mean over the last ten steps"}
+    for panel, (kind, title) in zip(panels, titles.items(), strict=True):
+        for place, name in enumerate(reversed(names)):
+            values = sorted(numbers["points"][kind].get(name, []))
+            heights = [place + 0.09 * (number % 5 - 2) for number in range(len(values))]
+            panel.plot(values, heights, "o", color=looks[name], markersize=4.5, alpha=0.75, markeredgewidth=0)
+            if values:
+                mean = fmean(values)
+                panel.plot([mean, mean], [place - 0.36, place + 0.36], color=INK["ink"], linewidth=1.6)
+            else:
+                panel.text(67, place, "not recorded", va="center", ha="center", fontsize=9, color=INK["muted"])
+        panel.set_yticks(range(len(names)), list(reversed(names.values())))
+        panel.set_ylim(-0.6, len(names) - 0.4)
+        panel.set_xlabel("accuracy (%)")
+        panel.set_title(title)
+    panels[1].set_yticklabels([])
+    panels[1].set_xlim(62, 71)
+    figure.subplots_adjust(left=0.16, wspace=0.08)
+    return figure
+
+
 # --- all of them ---
 
 PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] = {
@@ -364,6 +403,7 @@ PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] =
     "matrices": (compute_runs, draw_matrices),
     "trust": (compute_runs, draw_trust),
     "calibration": (compute_calibration, draw_calibration),
+    "how-sure": (compute_how_sure, draw_how_sure),
 }
 
 
@@ -375,7 +415,7 @@ def render(name: str, numbers: Numbers) -> bytes:
         return path.read_bytes()
 
 
-def kept(name: str) -> Numbers:
+def saved(name: str) -> Numbers:
     """The numbers behind a committed picture."""
     numbers: Numbers = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return numbers
@@ -401,7 +441,7 @@ def _line(panel: Axes, x: list[float], y: list[float], style: Style, label: str,
 
 
 def main() -> None:
-    """Compute, keep and draw every picture."""
+    """Compute, save and draw every picture."""
     FOLDER.mkdir(exist_ok=True)
     computed: dict[Callable[[], Numbers], Numbers] = {}
     with torch.random.fork_rng():
@@ -409,7 +449,7 @@ def main() -> None:
             if compute not in computed:
                 computed[compute] = compute()
             (FOLDER / f"{name}.json").write_text(json.dumps(computed[compute], indent=1) + "\n", "utf-8")
-            (FOLDER / f"{name}.svg").write_bytes(render(name, kept(name)))
+            (FOLDER / f"{name}.svg").write_bytes(render(name, saved(name)))
             print(f"{FOLDER / name}.svg")
 
 

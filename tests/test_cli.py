@@ -153,12 +153,15 @@ def test_a_finished_run_on_a_full_disk_is_saved_elsewhere(holdfast, tmp_path, mo
     assert results.read(folder, tensors=True).weights
 
 
-def test_a_finished_run_that_can_be_saved_nowhere_prints_its_numbers(holdfast, monkeypatch):
+def test_a_finished_run_that_can_be_saved_nowhere_prints_its_numbers(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(results.store, "_write", full)
     code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--json")
     assert code == 1
     assert 0 <= json.loads(out)["accuracy"] <= 100
     assert "could not be saved anywhere" in err
+    assert list(tmp_path.glob("holdfast-*")) == []
 
 
 def test_a_folder_for_results_that_is_gone_at_the_end_is_made_anew(holdfast, tmp_path, monkeypatch):
@@ -243,7 +246,7 @@ def test_list_shows_what_a_plugin_registers(holdfast, tmp_path, monkeypatch):
 
 def test_list_and_data_show_everything(holdfast, tmp_path):
     _, listed, _ = holdfast("list")
-    for name in ("seq-tinyimagenet", "mnist-360", "barlow", "joint"):
+    for name in ("seq-tinyimagenet", "mnist-360", "barlow", "joint", "er-ace", "derpp"):
         assert name in listed
     code, shown, _ = holdfast("data", "--data", str(tmp_path))
     assert code == 0
@@ -258,6 +261,12 @@ def test_demo_compares_and_draws(holdfast, tmp_path):
         assert method in out
     picture = tmp_path / "holdfast-demo" / "accuracy-over-tasks.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_of_a_single_task(holdfast, tmp_path):
+    code, _, err = holdfast("demo", "--tasks", "1", "--train-limit", "100")
+    assert code == 0, err
+    assert (tmp_path / "holdfast-demo" / "accuracy-over-tasks.svg").exists()
 
 
 def help_of(*command):
@@ -291,7 +300,7 @@ def test_a_terminal_without_our_signs_gets_others(tmp_path):
     arguments = ("report", str(results), "--format", "markdown", "--experiment", "table1")
     done = run_in(tmp_path, *arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert b"55.86 +- 2.19 (3) v" in done.stdout
+    assert b"55.86 +- 2.19 (3)" in done.stdout
     listed = run_in(tmp_path, "list", PYTHONIOENCODING="ascii")
     assert listed.returncode == 0, listed.stderr
 

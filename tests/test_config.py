@@ -146,6 +146,20 @@ def test_a_method_named_like_a_setting_does_not_confuse_the_tables(method):
     assert RunConfig.preset("seq-cifar10", method) == RunConfig.preset("seq-cifar10", "mse").change(method=method)
 
 
+@pytest.mark.parametrize("benchmark", SHAPE)
+@pytest.mark.parametrize("buffer_size", [200, 500])
+def test_derpp_is_another_name_for_mse(benchmark, buffer_size):
+    config = RunConfig.preset(benchmark, "derpp", buffer_size=buffer_size)
+    assert config == RunConfig.preset(benchmark, "mse", buffer_size=buffer_size)
+    assert config.fingerprint == RunConfig.preset(benchmark, "mse", buffer_size=buffer_size).fingerprint
+    assert (config.method, example(method="derpp"), example().change(method="derpp")) == ("mse", example(), example())
+
+
+def test_a_method_registered_under_an_alias_is_meant_by_it(monkeypatch):
+    monkeypatch.setitem(REGULARIZERS._entries, "derpp", lambda current, stored: (current - stored).mean())
+    assert RunConfig.preset("rot-mnist", "derpp").method == "derpp"
+
+
 # --- values ----------------------------------------------------------------------------------------------------------
 
 

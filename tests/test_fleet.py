@@ -6,6 +6,7 @@ import torch
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.fleet import run_fleet
+from holdfast.learners import LEARNERS
 from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer
@@ -23,7 +24,14 @@ def alone(config: RunConfig) -> RunResult:
 
 @pytest.mark.parametrize("size", [1, 2, 3, None])
 def test_each_run_of_a_fleet_gives_what_it_gives_alone(size):
-    configs = [short("sgd"), short("er", seed=1), short("mse")]
+    check_fleet([short("sgd"), short("er", seed=1), short("mse")], size)
+
+
+def test_every_method_gives_in_a_fleet_what_it_gives_alone():
+    check_fleet([short(name) for name in LEARNERS if name != "consistency"], None)
+
+
+def check_fleet(configs: list[RunConfig], size: int | None) -> None:
     steps = []
     outcomes = list(run_fleet(configs, size=size, device="cpu", on_step=lambda progress: steps.append(progress.config)))
     assert {outcome.config for outcome in outcomes} == set(configs)

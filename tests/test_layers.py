@@ -26,6 +26,7 @@ LAYERS = [
     ("augment",),
     ("benchmarks",),
     ("models",),
+    ("devices",),
     ("regularizers",),
     ("checkpoint",),
     ("buffer",),
@@ -40,8 +41,10 @@ LAYERS = [
     ("analysis",),
     ("experiments",),
     ("sweep",),
+    ("tuning",),
     ("report",),
-    ("monitor", "loggers", "export", "estimators"),
+    ("monitor", "loggers", "export"),
+    ("estimators",),
     ("integrations",),
     ("testing", "bench", "demo", "display"),
     ("__init__",),
@@ -50,8 +53,9 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "requests")
-HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript")
+HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "timm")
+HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript", "optuna")
+HEAVY += ("requests",)
 
 
 def unit(path):

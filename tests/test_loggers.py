@@ -145,6 +145,72 @@ def test_mlflow_reads_back_what_was_logged(offline):
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "replay")] == [(3, 2.0)]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mlflow_continues_a_run(offline):
+    mlflow = pytest.importorskip("mlflow")
+    with open_logger("mlflow:tracking", config={"lr": 0.1}) as logger:
+        logger.log(3, {"accuracy": 90.0})
+    with open_logger("mlflow:tracking", config={"lr": 0.2, "more": 1}, run_id=logger.run_id) as again:
+        again.log(7, {"accuracy": 91.0})
+    client = mlflow.MlflowClient(f"sqlite:///{offline / 'tracking' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("holdfast").experiment_id])
+    assert run.info.run_id == again.run_id == logger.run_id
+    assert run.data.params == {"lr": "0.1", "more": "1"}
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "accuracy")] == [3, 7]
+
+
+STAND_IN = """
+class MlflowClient:
+    def __init__(self, where):
+        self.calls = CALLS.setdefault(where, [])
+
+    def __getattr__(self, name):
+        def call(*args, **named):
+            self.calls.append((name, *args, *named.items()))
+            return Made()
+        return call
+
+
+class Made:
+    experiment_id = "1"
+    info = property(lambda self: self)
+    data = property(lambda self: self)
+    run_id = "new"
+    params = {"lr": "0.1"}
+
+
+CALLS = {}
+"""
+
+
+@pytest.mark.parametrize("form", ["keyword", "target"])
+def test_the_mlflow_run_that_is_continued(form, tmp_path, monkeypatch):
+    """With a stand-in for MLflow: which run is written to, and that its settings are not changed."""
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "__init__.py").write_text(STAND_IN)
+    (tmp_path / "mlflow" / "entities.py").write_text("Metric = Param = lambda *parts: parts")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    target, named = ("http://there#old", {}) if form == "target" else ("http://there", {"run_id": "old"})
+    with open_logger(f"mlflow:{target}", config={"lr": 0.2, "more": 1}, **named) as logger:
+        logger.log(7, {"accuracy": 91.0})
+    calls = sys.modules["mlflow"].CALLS["http://there"]
+    for name in ("mlflow", "mlflow.entities"):
+        del sys.modules[name]
+    assert logger.run_id == "old"
+    assert [call[:2] for call in calls if "run" in call[0] or "log" in call[0]] == [
+        *(("update_run", "old"), ("get_run", "old"), ("log_batch", "old"), ("log_batch", "old")),
+    ]
+    assert ("log_batch", "old", ("params", [("more", "1")])) in calls
+    assert calls[-1] == ("set_terminated", "old")
+
+
+def test_tensorboard_has_no_run_to_continue(offline):
+    with pytest.raises(hf.UsageError, match="the same folder and name continue a run"):
+        open_logger("tensorboard:logs", run_id="old")
+
+
 def test_a_run_is_logged_as_it_goes():
     kept = Kept()
     result = hf.run(hf.RunConfig.preset("rot-mnist", "mse", **QUICK), device="cpu", on_step=watch(kept))

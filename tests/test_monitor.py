@@ -5,6 +5,7 @@ import math
 import warnings
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -50,6 +51,38 @@ def network(dtype=torch.float32):
     torch.manual_seed(0)
     body = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4)]
     return nn.Sequential(*body).to(dtype)
+
+
+class Frame:
+    """As far as the monitor looks at pandas: a table that becomes an array."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def to_numpy(self):
+        return np.asarray(self.values)
+
+
+@pytest.mark.parametrize("form", [Frame, np.asarray, list])
+def test_tables_and_labels_that_are_texts(form):
+    model, names = network().eval(), ["elm", "ash", "oak", "fir"]  # the model's outputs, not sorted
+    x, y = torch.randn(50, 6), torch.randint(0, 4, (50,))
+    expected = hf.ForgettingMonitor(model).add("old", x, y)
+    table = (Frame if form is list else form)(x.double().numpy())  # a model of float32 gets float32
+    monitor = hf.ForgettingMonitor(model, classes=np.array(names))
+    assert monitor.add("old", table, form([names[label] for label in y])) == expected
+    assert hf.ForgettingMonitor(model).add("old", table, form(y.numpy())) == expected
+    numbered = hf.ForgettingMonitor(model, classes=[30, 10, 20, 40])
+    assert numbered.add("old", x, torch.tensor([30, 10, 20, 40])[y]) == expected
+    with pytest.raises(hf.UsageError, match=r"the labels 'yew' are not among the classes \['elm', 'ash'"):
+        monitor.add("new", table, form(["yew"] * 50))
+    with pytest.raises(hf.UsageError, match=r"labels are texts. .* clf.output_classes_"):
+        hf.ForgettingMonitor(model).add("old", table, form([names[label] for label in y]))
+
+
+def test_a_table_of_something_else_than_numbers():
+    with pytest.raises(hf.UsageError, match="arrays and DataFrames of numbers"):
+        hf.ForgettingMonitor(network()).add("old", Frame([["a", 1.0]]), torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -25,12 +25,13 @@ def hostile(tmp_path):
 
 
 def in_folder(folder, script, *arguments):
-    """Run a script that lies elsewhere, as the command `holdfast` does; returns what it printed."""
+    """Run a script that lies elsewhere, as the command `holdfast` does, or a module; returns what it printed."""
     path = folder.parent / "bin" / "holdfast"
     path.parent.mkdir(exist_ok=True)
     path.write_text(script)
+    command = [str(path)] if script else ["-m"]
     done = subprocess.run(
-        [sys.executable, str(path), *arguments],
+        [sys.executable, *command, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
@@ -41,9 +42,21 @@ def in_folder(folder, script, *arguments):
     return done.stdout
 
 
+RUN = ["run", "rot-mnist", "er", "--tasks", "2", "--set", "train_limit=100", "--device", "cpu"]
+RUN += ["--log", "tensorboard:logs"]
+
+
 def test_a_command_imports_nothing_from_the_current_folder(hostile):
-    arguments = ["--tasks", "2", "--set", "train_limit=100", "--device", "cpu", "--log", "tensorboard:logs"]
-    in_folder(hostile, "from holdfast.cli import main; main()", "run", "rot-mnist", "er", *arguments)
+    in_folder(hostile, "from holdfast.cli import main; main()", *RUN)
+    assert list(hostile.glob("sprung-*")) == []
+
+
+@pytest.mark.slow
+def test_as_a_module_nothing_after_holdfast_itself(hostile):
+    """Python itself puts the current folder first while it imports the package."""
+    for name in ("multiprocessing", "rich", "unicodedata", "runpy"):
+        (hostile / f"{name}.py").unlink()
+    in_folder(hostile, "", "holdfast", *RUN)
     assert list(hostile.glob("sprung-*")) == []
 
 
@@ -115,3 +128,13 @@ def test_a_plugin_that_fails(tmp_path, content, says, fresh):
     with pytest.raises(HoldfastError, match=rf"plugin 'failing_plugin' could not be imported: {says}"):
         import_plugins(["failing_plugin"], tmp_path)
     assert sys.path == before
+
+
+@pytest.mark.slow
+def test_workers_on_ray_import_nothing_from_the_current_folder(hostile):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'holdfast[cluster]'")
+    script = SWEEP.replace("ProcessRunner(1)", "RayRunner(jobs=1)")
+    script = script.replace("ProcessRunner, sweep", "sweep\nfrom holdfast.sweep.cluster import RayRunner")
+    (hostile / "torch.py").write_text("open('sprung-torch', 'w').close()\n")
+    assert in_folder(hostile, script) == "1\n"
+    assert list(hostile.glob("sprung-*")) == []

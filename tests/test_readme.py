@@ -10,6 +10,7 @@ import typer.main
 
 import holdfast as hf
 from holdfast.cli import app
+from holdfast.results import RunResult, save
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -18,6 +19,34 @@ README = (ROOT / "README.md").read_text("utf-8")
 def test_the_results_table_is_that_of_the_result_files():
     script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
     assert script["with_results"](README) == README, "run `make readme`"
+
+
+def test_the_field_is_shown_as_far_as_there_are_results(tmp_path):
+    script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
+    for number, (method, benchmark) in enumerate(
+        (("er", "rot-mnist"), ("mse", "seq-cifar10"), ("clser", "rot-mnist"), ("lwf", "rot-mnist"))
+    ):
+        for seed in range(3):
+            config = hf.RunConfig.preset(benchmark, method, buffer_size=200, seed=seed)
+            matrix = torch.full((2, 2), 90.0 + number + seed, dtype=torch.float64)
+            save(RunResult(config, matrix, matrix, matrix[0], 10.0), tmp_path)
+        readme = script["with_results"](README, tmp_path)
+        assert ("### The field" in readme) == (method in ("clser", "lwf"))
+    shown = readme.partition("### The field")[2].partition("<!-- results:end -->")[0]
+    table = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
+    assert table == [
+        "**no buffer**",
+        "|  | rot-mnist |",
+        "|---|---:|",
+        "| lwf | 94.00 ± 1.00 (3) |",
+        "**buffer 200**",
+        "|  | seq-cifar10 | published | rot-mnist | published |",
+        "|---|---:|---:|---:|---:|",
+        "| er | – | 44.79 ± 1.86 | 91.00 ± 1.00 (3) ✗ | 85.01 ± 1.90 |",
+        "| mse | 92.00 ± 1.00 (3) ✗ | 64.88 ± 1.17 | – | 90.43 ± 1.87 |",
+        "| clser | – | 66.19 ± 0.75 | 93.00 ± 1.00 (3) ? | 92.26 |",
+    ]
+    assert "Other papers ran other code" in shown
 
 
 def test_the_first_example_runs():

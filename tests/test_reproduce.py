@@ -85,6 +85,23 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
 
 
+def test_the_field_names_its_sources(holdfast, tmp_path):
+    for cell in EXPERIMENTS["field"].select(["benchmark=rot-mnist,method=der,method=esmer,buffer_size=200"]).cells:
+        for seed in range(3):
+            results.save(made_up(cell.config.change(seed=seed), 90.0 + seed / 10), tmp_path / "runs")
+    code, out, _ = holdfast(
+        "field", "--only", "benchmark=rot-mnist,method=der,method=esmer", "--only", "buffer_size=200"
+    )
+    assert code == 0
+    assert "90.10±0.10?" in out
+    assert "90.04±2.61" in out
+    assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
+    told = " ".join(out.split())
+    assert "Other papers ran other code, settings and numbers of seeds" in told
+    assert "published: der on rot-mnist: Buzzega et al. 2020 (DER), Table 2, as reprinted by Ye et al. 2025" in told
+    assert "claim" not in out
+
+
 def test_a_single_run_decides_nothing(holdfast, tmp_path, small):
     results.save(made_up(tiny(), 31.0), tmp_path / "runs")
     code, out, _ = holdfast("small", "--seeds", "1", "--only", "method=mse")

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import itertools
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
 from holdfast.data import Dataset, data_root
 from holdfast.engine import BfloatTwin
-from holdfast.learners import Sgd, method_names
+from holdfast.learners import LEARNERS, Sgd, method_names
 from holdfast.rng import generator
 from holdfast.run_state import Checkpointer
 from holdfast.training import train
@@ -102,8 +103,14 @@ def stop_after(steps, settings, stream, path):
     raise AssertionError("the run was over before it could be stopped")
 
 
-@pytest.mark.parametrize("benchmark", SIZES)
-@pytest.mark.parametrize("method", method_names())
+def suits(method: str, benchmark: str) -> bool:
+    """Whether the benchmark tells the method what it needs to know."""
+    return benchmark != "mnist-360" or not getattr(LEARNERS.get(method), "needs_boundaries", False)
+
+
+@pytest.mark.parametrize(
+    ("method", "benchmark"), [pair for pair in itertools.product(method_names(), SIZES) if suits(*pair)]
+)
 def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark):
     settings = config(method, benchmark)
     stream = make_benchmark(settings, data_root(None))
@@ -112,6 +119,14 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
     stops = sorted(random.Random(f"{method} {benchmark}").sample(range(1, total + 1), 3))
     for before, after in zip([0, *stops], stops, strict=False):
         assert stop_after(after - before, settings, stream, path).step == after
+    assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
+
+
+def test_a_run_with_a_balanced_buffer_continues(small, path):
+    settings = config("er", "seq-mnist", settings=(("balanced", True),))
+    stream = make_benchmark(settings, data_root(None))
+    expected = finish(train(settings, stream, CPU))
+    stop_after(int(expected.timing["steps"]) // 2, settings, stream, path)
     assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 

@@ -24,9 +24,10 @@ threading.Thread(target=press, daemon=True).start()
 """
 
 
-@pytest.mark.parametrize("until", ["torch", "torch.nn", "holdfast.cli.app"])
-@pytest.mark.parametrize("way", ["script", "module"])
-def test_ctrl_c_while_importing(tmp_path, until, way):
+@pytest.mark.parametrize(
+    ("way", "until"), [("script", "torch"), ("module", "torch.nn"), ("script", "holdfast.cli.app")]
+)
+def test_ctrl_c_while_importing(tmp_path, way, until):
     (tmp_path / "sitecustomize.py").write_text(PRESS)
     (tmp_path / "holdfast").write_text("from holdfast.cli import main; main()")
     command = [str(tmp_path / "holdfast")] if way == "script" else ["-m", "holdfast"]

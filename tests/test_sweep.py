@@ -524,6 +524,7 @@ def test_a_run_in_this_process_is_stopped_after_a_whole_step(tmp_path, never_sto
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_was_killed_continues_from_the_last_checkpoint(tmp_path, never_stopped):
     watch, _, _ = watcher(lambda: [process.kill() for process in multiprocessing.active_children()])
     runner = ProcessRunner(1)
@@ -536,8 +537,9 @@ def test_a_run_whose_worker_was_killed_continues_from_the_last_checkpoint(tmp_pa
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", ["inline", "fleet"])
-@pytest.mark.parametrize("damage", ["cut", "another device", "another version"])
+@pytest.mark.parametrize(
+    ("kind", "damage"), [("inline", "cut"), ("fleet", "another device"), ("inline", "another version")]
+)
 def test_a_checkpoint_that_cannot_be_used_starts_the_run_anew(tmp_path, undisturbed, damage, kind, caplog):
     path = checkpoint_path(tmp_path, GRID[0])
     device = "cuda" if damage == "another device" else "cpu"
@@ -569,6 +571,7 @@ def test_a_result_that_cannot_be_saved_leaves_the_checkpoint(tmp_path, monkeypat
     assert checkpoints(tmp_path) == {GRID[0].fingerprint}
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_stop_is_killed(tmp_path, monkeypatch):
     """Pressed a second time, or after a minute, Ctrl-C ends the runs at once."""
     (tmp_path / "stubborn_plugin.py").write_text(STUBBORN.replace("OUT", str(tmp_path / "out")))
@@ -698,3 +701,23 @@ def test_forecasts(tmp_path):
     assert forecast([unlike, same_method], known, jobs=1, device="cpu") == (20.0, [unlike])
     assert forecast(wanted, known, jobs=1, device="cuda") == (0.0, wanted)  # another device says nothing
     assert forecast([], Results(), jobs=1, device="cpu") == (0.0, [])
+
+
+@pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
+def test_a_run_is_abandoned_on_request_and_the_next_one_is_not(tmp_path, runner):
+    """Neither a result nor a checkpoint is left of it, and its worker goes on."""
+    long, short = tiny(tasks=20, train_limit=2000), GRID[0]
+    events = []
+
+    def emit(event):
+        events.append(event)
+        return event is not None and event.kind == "moved" and event.row is not None and event.config == long
+
+    runner()(iter([long, short]), Job(tmp_path, device="cpu", checkpoint_every=0.0), emit)
+    ends = {event.config: event.kind for event in events if event and event.kind not in ("started", "moved")}
+    assert ends == {long: "abandoned", short: "done"}
+    assert results.find(tmp_path, long) is None
+    assert not list((tmp_path / ".checkpoints").glob("*"))
+    rows = [event.row for event in events if event and event.row and event.config == short]
+    found = results.find(tmp_path, short).matrix
+    assert rows == [tuple(found[task, : task + 1].tolist()) for task in range(2)]

@@ -21,8 +21,10 @@ from holdfast.testing import check_benchmark, check_learner
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_learners_keep_the_contract(name):
-    check_learner(LEARNERS[name])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_learners_keep_the_contract(name, precision):
+    config = RunConfig(benchmark="testing", method="mse", buffer_size=12, replay_size=6, lr=0.05, precision=precision)
+    check_learner(LEARNERS[name], config)
 
 
 @pytest.mark.parametrize("method", [name for name in method_names() if name not in LEARNERS])

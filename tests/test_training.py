@@ -13,12 +13,13 @@ import torch
 import holdfast as hf
 from holdfast.benchmarks import make_benchmark
 from holdfast.data import Dataset, ImageSet, data_root, load
+from holdfast.devices import choose_device
 from holdfast.errors import UsageError
 from holdfast.learners import LEARNERS
 from holdfast.regularizers import REGULARIZERS
 from holdfast.rng import own_generators
 from holdfast.run_state import Checkpointer
-from holdfast.training import choose_device, train
+from holdfast.training import train
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
-from holdfast.nested import Nested, concat, leaves, rows, transform
+from holdfast.nested import Nested, concat, leaves, rows, split, transform
 from holdfast.pure import pure
 from holdfast.rng import global_generators
 
@@ -121,8 +121,8 @@ class _PerSample:
             before.restore()
         if self._at_once:
             return torch.vmap(self.view, randomness="different")(x)
-        views = [self.view(transform(lambda part, i=i: part[i], x)) for i in range(rows(x))]
-        return concat([transform(lambda part: part[None], each) for each in views])
+        one_by_one = (transform(lambda part: part.squeeze(0), each) for each in split(x, [1] * rows(x)))
+        return concat([transform(lambda part: part[None], self.view(each)) for each in one_by_one])
 
 
 def draws_once(view: View, *samples: Nested) -> bool:

@@ -20,9 +20,9 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import prepare_cuda
 from holdfast.fleet import Member
+from holdfast.methods import REGULARIZERS, needs_buffer
 from holdfast.models import MODELS
-from holdfast.results import RunResult
-from holdfast.training import train
+from holdfast.training import Progress, run, train
 
 __all__ = [
     "CompleteRun",
@@ -110,19 +110,17 @@ def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tas
     floor_step(rows, 50)
     floors: list[float] = []
     aside: list[float] = []
-    evaluated = None
-    steps = train(config, benchmark, torch.device("cpu"))
-    while True:
-        try:
-            progress = next(steps)
-        except StopIteration as end:
-            result: RunResult = end.value
-            break
+    evaluated: list[float] | None = None
+
+    def time_floor(progress: Progress) -> None:
+        nonlocal evaluated
         if progress.row is not evaluated:  # a task is finished
             evaluated = progress.row
             began = time.perf_counter()
             floors.append(floor_step(rows, 100))
             aside.append(time.perf_counter() - began)
+
+    result = run(config, benchmark, device="cpu", threads=1, on_step=time_floor)
     timing = result.timing
     return CompleteRun(
         steps=int(timing["steps"]),
@@ -223,8 +221,9 @@ def step_operations(config: RunConfig) -> float:
     model = MODELS[config.model](shape, classes).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, *shape))
-    draws = {"sgd": 0, "joint": 0, "er": config.replay_size}.get(config.method, config.replay_size + config.batch_size)
-    return 3.0 * float(counter.get_total_flops()) * (config.batch_size + draws)
+    replayed = config.replay_size if needs_buffer(config.method) else 0
+    compared = config.batch_size if config.method in REGULARIZERS else 0
+    return 3.0 * float(counter.get_total_flops()) * (config.batch_size + replayed + compared)
 
 
 def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> float:

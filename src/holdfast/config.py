@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.methods import needs_buffer
+from holdfast.methods import canonical, needs_buffer
 from holdfast.registry import unknown_name
 
 __all__ = ["PRECISIONS", "PROTOCOL", "RunConfig", "Setting"]
@@ -73,6 +73,7 @@ class RunConfig:
     """The method's own settings other than its defaults, by name."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "method", canonical(self.method))  # one fingerprint for all names of a method
         for name in ("tasks", "epochs", "batch_size", "replay_size", "train_limit", "buffer_size"):
             value = getattr(self, name)
             optional = name in ("tasks", "train_limit", "buffer_size")
@@ -111,6 +112,7 @@ class RunConfig:
         >>> RunConfig.preset("rot-mnist", "linf", buffer_size=500).lr
         0.2
         """
+        method = canonical(method)
         if not needs_buffer(method):
             buffer_size = None
         values = _preset(benchmark, method, buffer_size)
@@ -141,7 +143,9 @@ class RunConfig:
             if key.startswith("regularizer."):
                 options[key.removeprefix("regularizer.")] = _number(key, text)
             elif key in known:
-                own[key] = _like(known[key], key, text)
+                value = _like(known[key], key, text)
+                if own.get(key, known[key]) != value:  # a value that is in force already changes no fingerprint
+                    own[key] = value
             else:
                 changes[key] = self._convert(key, text, list(known))
         return self.change(**changes, options=tuple(options.items()), settings=tuple(own.items()))

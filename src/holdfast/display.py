@@ -22,13 +22,14 @@ from holdfast.report.text import visible
 from holdfast.training import Progress
 
 __all__ = [
-    "RunDisplay",
+    "RunLine",
     "data_progress",
     "errors",
     "output",
     "progress_bars",
     "replace_unknown_signs",
     "show_progress",
+    "show_runs",
     "table",
     "tell",
     "tell_skipped",
@@ -42,7 +43,7 @@ ASCII = {"±": "+-", "✓": "v", "✗": "x", "–": "-", "−": "-", "·": ".", 
 
 
 class Screen(Console):
-    """A console for which control characters in text are text: a file name cannot steer the terminal."""
+    """A console that shows control characters in text and does not obey them: file names may contain any."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does, with the control characters in strings made visible."""
@@ -67,7 +68,7 @@ def tell_skipped(skipped: Sequence[Skipped], most: int) -> None:
 
 
 def replace_unknown_signs() -> None:
-    """From now on, signs that standard output and error cannot encode are replaced, where Python would raise."""
+    """From now on, replace signs that standard output and error cannot encode; Python would raise an error."""
 
     def replacement(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
@@ -98,7 +99,7 @@ def _bar_width() -> int:
 
 @contextmanager
 def show_progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
-    """A bar while inside the block; the function handed out moves it one on and names what is done."""
+    """A bar while inside the block. Call the function it gives after each of `total` parts, with the part's name."""
     with progress_bars(transient=True) as bars:
         line = bars.add_task(what, total=total)
         yield lambda name: bars.update(line, advance=1, description=visible(f"{what} {name}"))
@@ -119,26 +120,17 @@ def data_progress() -> Iterator[None]:
             yield
 
 
-class RunDisplay:
-    """A live line per run: task, epoch, loss terms, steps per second, time left."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        details = [TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed")]
-        self._bars = progress_bars(*details, disable=quiet)
-
-    def __enter__(self) -> RunDisplay:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def watch(self, title: str) -> _Line:
-        """A callback for `run(on_step=...)` that shows the run on a line of its own."""
-        return _Line(self._bars, title)
+@contextmanager
+def show_runs() -> Iterator[Callable[[str], RunLine]]:
+    """Live lines while inside the block; the function it gives adds one for a run, named by its title."""
+    details = (TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed"))
+    with progress_bars(*details) as bars:
+        yield lambda title: RunLine(bars, title)
 
 
-class _Line:
+class RunLine:
+    """A callback for `run(on_step=...)`: shows task, epoch, loss terms, steps per second and the time left."""
+
     def __init__(self, bars: Bars, title: str) -> None:
         self._bars = bars
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
@@ -148,6 +140,7 @@ class _Line:
         self._before: int | None = None  # steps done when the clock began
 
     def __call__(self, progress: Progress) -> None:
+        """Show where the run stands, at most every REFRESH seconds."""
         now = time.perf_counter()
         if self._before is None:
             # The clock starts after the first step, which includes preparations that happen only once. A resumed run
@@ -162,7 +155,8 @@ class _Line:
         where += f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
         speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
-        losses = " ".join(f"{name} {terms[term]:.2f}" for term, name in SHORT.items() if terms.get(term))
+        shown = {SHORT.get(term, term): value for term, value in terms.items() if value and term != "total"}
+        losses = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
         # A narrow terminal shows fewer details, so that none is cut short.
         room = self._room - len(where)
         speed = speed if len(speed) <= room else ""
@@ -175,7 +169,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     name = Text(visible(title), "bold")
     made = Table(title=name, title_justify="left", min_width=min(len(title), output.width))
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < left else "right", overflow="fold")  # addresses stay whole
+        made.add_column(
+            column, justify="left" if number < left else "right", overflow="fold"
+        )  # long addresses are not cut
     for row in rows:
         made.add_row(*(_cell(value) for value in row))
     return made

@@ -5,7 +5,11 @@ Needs the extra `sklearn`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from inspect import signature
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -13,18 +17,24 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast import checkpoint
+from holdfast.augment import View
+from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.evaluation import predict
+from holdfast.export import Exported, export
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Sgd
+from holdfast.learners.losses import Loss
 from holdfast.models import MODELS, group_batchnorm
-from holdfast.regularizers import Regularizer
+from holdfast.nested import Nested, transform
+from holdfast.regularizers import REGULARIZERS, Regularizer
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
     raise HoldfastError(
         "the estimators need scikit-learn 1.6 or newer: install the extra 'sklearn' (pip install 'holdfast[sklearn]')."
@@ -35,8 +45,36 @@ __all__ = ["ReplayClassifier", "ReplayRegressor"]
 Array = NDArray[Any]
 
 
+class _Labelled(Learner):
+    """A learner whose checkpoints say which label each output stands for. It loads no checkpoint with other labels."""
+
+    labels: list[Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "labels": self.labels}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        saved = state.get("labels")
+        if self.labels is not None and self.labels != saved:
+            raise UsageError(
+                f"the outputs of the saved learner stand for {saved or 'unknown labels'}, those of this one for "
+                f"{self.labels}. Save and load the whole estimator instead: clf.save(path), "
+                "ReplayClassifier.load(path)."
+            )
+        super().load_state_dict(state)
+        self.labels = saved
+
+
+_LEARNERS: dict[type[Learner], Any] = {
+    kind: type(kind.__name__, (_Labelled, kind), {}) for kind in (Sgd, ExperienceReplay, ConsistencyReplay)
+}
+
+
 class _ReplayEstimator(BaseEstimator):
     """What both estimators share: the settings, the network made for the first samples, passes over samples."""
+
+    _loss: Loss | None = None
+    """The loss where none is given; None is the learner's own cross-entropy."""
 
     def __init__(
         self,
@@ -50,6 +88,10 @@ class _ReplayEstimator(BaseEstimator):
         optimizer: Callable[..., Any] | None = None,
         batch_size: int = 32,
         epochs: int = 30,
+        loss: Loss | None = None,
+        clip: float | None = None,
+        augment: View | None = None,
+        storage: str | Path = "device",
         device: str = "cpu",
         random_state: Any = None,
     ) -> None:
@@ -62,6 +104,10 @@ class _ReplayEstimator(BaseEstimator):
         self.optimizer = optimizer
         self.batch_size = batch_size
         self.epochs = epochs
+        self.loss = loss
+        self.clip = clip
+        self.augment = augment
+        self.storage = storage
         self.device = device
         self.random_state = random_state
 
@@ -69,43 +115,129 @@ class _ReplayEstimator(BaseEstimator):
     def module_(self) -> nn.Module:
         """The network."""
         check_is_fitted(self, "learner_")
-        return self.learner_.model
+        module: nn.Module = self.learner_.model
+        return module
 
-    def _options(self) -> dict[str, Any]:
-        """Options of the learner beyond the settings."""
-        return {}
+    def save(self, path: Path | str) -> None:
+        """Write the fitted estimator to the file `path`: settings, labels, network, optimiser, buffer, generators.
 
-    def _begin(self, x: Tensor, outputs: int) -> None:
+        The file holds data only. Settings that are functions or other objects are not in it: give them to `load`.
+        """
+        check_is_fitted(self, "learner_")
+        self.learner_.check_finite()
+        state = self.__getstate__()
+        given = {name: state.pop(name) for name in self.get_params(deep=False)}
+        plain = {name: _plain(value) for name, value in given.items() if _plain(value) is not ...}
+        fitted = {name: _packed(value) for name, value in state.items()}
+        saved = {"parameters": plain, "again": sorted(given.keys() - plain.keys()), "fitted": fitted}
+        checkpoint.write(Path(path), type(self).__name__, saved)
+        if self.learner_.buffer is not None:
+            self.learner_.buffer.commit(state["learner_"]["buffer"])
+
+    @classmethod
+    def load(cls, path: Path | str, **parameters: Any) -> Self:
+        """The estimator that `save` wrote. It continues exactly where that one was.
+
+        `parameters` are settings that replace the saved ones. A `model` that was given as a function, like any other
+        setting that is no number or text, must be given again.
+        """
+        saved = checkpoint.read(Path(path), cls.__name__).state
+        try:
+            if missing := [f"{name}=..." for name in saved["again"] if name not in parameters]:
+                raise UsageError(
+                    f"{path} does not hold settings that are functions or other objects. Give them again: "
+                    f"{cls.__name__}.load(path, {', '.join(missing)})."
+                )
+            made = cls(**{**saved["parameters"], **parameters})
+            made.__setstate__({name: _unpacked(value) for name, value in saved["fitted"].items()})
+        except HoldfastError:
+            raise
+        except checkpoint.NONSENSE as error:
+            raise CheckpointError(f"{path} is whole, but not what a {cls.__name__} saves: {error!r}.") from error
+        if made.learner_.buffer is not None:
+            made.learner_.buffer.commit()
+        return made
+
+    def export(self, path: Path | str, *, format: str | None = None) -> Exported:
+        """Write the network to a file that runs without Holdfast, .onnx or .pt2; see `holdfast.export`."""
+        check_is_fitted(self, "learner_")
+        model, about = self._served()
+        example = torch.randn(8, *self._shape, generator=generator(self._seed, "export"))
+        return export(model, example, path, format=format, about={"estimator": type(self).__name__, **about})
+
+    def _served(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The network to export, and what its file says about it."""
+        return self.module_, {}
+
+    def _begin(self, x: Tensor, outputs: int, *, weighted: bool) -> None:
         """A new network and a new learner."""
-        self._shape, self._outputs = tuple(x.shape[1:]), outputs
+        if weighted and self.loss is not None and "reduction" not in signature(self.loss).parameters:
+            raise UsageError(
+                "weights of samples or classes need a loss for each sample: the loss must take reduction='none', as "
+                "the functions of torch.nn.functional do."
+            )
+        self._shape, self._outputs, self._weighted = tuple(x.shape[1:]), outputs, weighted
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._order = generator(self._seed, "order")
         self._build()
+        if (buffer := self.learner_.buffer) is not None and buffer.stored:
+            buffer.close()
+            del self.learner_
+            raise UsageError(
+                f"{self.storage} holds samples of another estimator. Load that one, or use an empty folder."
+            )
 
     def _build(self) -> None:
         self.learner_ = self._learner()
         # Layers such as dropout draw from PyTorch's global generators. These replace them while it learns.
         self._random = own_generators(self._seed, "network", self.learner_.device)
 
-    def _learner(self) -> Learner:
+    def _network(self) -> nn.Module:
         make = MODELS[self.model] if isinstance(self.model, str) else self.model
         with seeded_globally(self._seed, "init"):
-            network = group_batchnorm(make(self._shape, self._outputs)).to(self.device)
-        optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
-        options = self._options()
-        if self.buffer_size is None:
-            return Sgd(network, optimizer, **options)
-        options |= {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
-        if self.regularizer is None:
-            return ExperienceReplay(network, optimizer, **options)
-        return ConsistencyReplay(network, optimizer, regularizer=self.regularizer, beta=self.beta, **options)
+            return group_batchnorm(make(self._shape, self._outputs))
 
-    def _learn(self, x: Tensor, y: Tensor) -> None:
-        """One pass over the samples in random order."""
+    def _learner(self) -> Any:
+        network = self._network().to(self.device)
+        optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
+        options: dict[str, Any] = {"clip": self.clip, "augment": self.augment, "head": getattr(self, "head", None)}
+        kind: type[Learner] = Sgd
+        if self.buffer_size is not None:
+            kind = ExperienceReplay
+            options |= {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
+            options["storage"] = self.storage
+        if self.buffer_size is not None and self.regularizer is not None:
+            kind = ConsistencyReplay
+            options |= {"regularizer": self._scaled(self.regularizer, network), "beta": self.beta}
+        learner = _LEARNERS[kind](network, optimizer, **options)
+        loss = self._scaled(self.loss or self._loss, network)
+        # Set afterwards: the estimator itself lets the head grow, so that the head and any loss go together.
+        learner.loss = partial(_weighted_mean, loss or nn.functional.cross_entropy) if self._weighted else loss
+        return learner
+
+    def _scaled(self, function: Any, network: nn.Module) -> Any:
+        """A loss or a regularizer, in the units in which the network should be judged."""
+        return function
+
+    def _learn(self, x: Tensor, y: Tensor, weight: Tensor | None, epochs: int = 1) -> None:
+        """Passes over the samples in random order. A sample of weight 0 is left out."""
+        targets: Nested = y
+        if weight is not None:
+            x, targets = x[weight > 0], (y[weight > 0], weight[weight > 0])
         self.module_.train()
-        with swapped_globally(self._random):
-            for rows in self._batches(len(x)):
-                self.learner_.observe(x[rows], y[rows])
+        for _ in range(epochs):
+            with swapped_globally(self._random):
+                for rows in self._batches(len(x)) if len(x) else ():
+                    self.learner_.observe(x[rows], transform(itemgetter(rows), targets))
+
+    def _weights(self, x: Tensor, given: ArrayLike | None, weighted: bool) -> Tensor | None:
+        """The weights of the samples (n,), all 1 if none are `given`; None for an estimator without weights."""
+        if given is not None and not weighted:
+            raise UsageError("sample_weight came too late: stored samples have none. Give it from the first call on.")
+        if not weighted:
+            return None
+        weight = _check_sample_weight(given, x, dtype=np.float32, copy=True, ensure_non_negative=True)
+        return torch.from_numpy(weight)
 
     def _batches(self, count: int) -> Iterator[Tensor]:
         size = self._positive("batch_size")
@@ -118,7 +250,7 @@ class _ReplayEstimator(BaseEstimator):
 
     def _answers(self, X: ArrayLike) -> Tensor:
         """The network's outputs (n, outputs)."""
-        check_is_fitted(self)
+        check_is_fitted(self, "learner_")
         x = _tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=True))
         return predict(self.module_, x.to(self.learner_.device), _as_it_is).cpu()
 
@@ -162,10 +294,15 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     - `epochs`: passes that `fit` makes.
     - `head`: the name of the network's last nn.Linear, for instance "classifier". With it, `partial_fit` takes new
       labels at any time and the network grows. Without it, the first call fixes `classes`.
+    - `class_weight`: weights by label, or "balanced" in `fit`; a label that is not named weighs 1.
+    - `loss`: a function (outputs, targets) -> mean, in place of cross-entropy. A label is the number of its output.
+    - `clip`: upper limit for the norm of the gradient. `augment`: the view of samples that the network learns from.
+    - `storage`: where the buffer stores samples: "device", "host", or a Path of a folder.
     - `random_state`: decides everything random, dropout included. PyTorch's global generators stay as they are, and
       belong to the whole process: estimators in threads take turns. Fit in parallel processes, joblib's default.
 
-    Attributes after fitting: `classes_`, `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
+    Attributes after fitting: `classes_` (sorted), `output_classes_` (the labels in the order of the network's outputs,
+    which is that of their arrival), `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
     """
 
     def __init__(
@@ -181,6 +318,11 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         batch_size: int = 32,
         epochs: int = 30,
         head: str | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        loss: Loss | None = None,
+        clip: float | None = None,
+        augment: View | None = None,
+        storage: str | Path = "device",
         device: str = "cpu",
         random_state: Any = None,
     ) -> None:
@@ -194,25 +336,34 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
             optimizer=optimizer,
             batch_size=batch_size,
             epochs=epochs,
+            loss=loss,
+            clip=clip,
+            augment=augment,
+            storage=storage,
             device=device,
             random_state=random_state,
         )
         self.head = head
+        self.class_weight = class_weight
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
         x, labels = self._samples(X, y, first=True)
-        self._arrived = self.classes_ = np.unique(labels)
-        self._begin(x, len(self.classes_))
-        for _ in range(self._positive("epochs")):
-            self._learn(x, _numbers(labels, self._arrived))
+        weight = self._label_weights(x, labels, sample_weight, first=True)
+        arrived = np.unique(labels)
+        self._begin(x, len(arrived), weighted=weight is not None)
+        self._name_outputs(arrived)
+        self._learn(x, _numbers(labels, arrived), weight, self._positive("epochs"))
         return self
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Continue to learn from X (n, features) and labels y (n,), in one pass.
 
         `classes` are all labels that will ever come. The first call needs them, unless `fit` was called before or
-        `head` is given.
+        `head` is given. `sample_weight` (n,) must be given to the first call if any call has it; it is stored with the
+        samples.
         """
         first = not hasattr(self, "learner_")
         if first and classes is None and self.head is None:
@@ -223,24 +374,27 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         x, labels = self._samples(X, y, first=first)
         announced = np.unique(labels if classes is None else np.asarray(classes))
         if self.head is not None:
-            arrived = _joined(np.union1d(announced, labels), announced[:0] if first else self._arrived)
+            arrived = _joined(np.union1d(announced, labels), announced[:0] if first else self.output_classes_)
         elif classes is not None and not first and not np.array_equal(announced, self.classes_):
             raise UsageError(f"classes {announced.tolist()} are not those of the first call, {self.classes_.tolist()}.")
         else:
-            arrived = announced if first else self._arrived
+            arrived = announced if first else self.output_classes_
         numbers = _numbers(labels, arrived)
+        if self.class_weight == "balanced":
+            raise UsageError("class_weight='balanced' needs all samples at once, as in fit. Give a weight by label.")
+        weight = self._label_weights(x, labels, sample_weight, first=first)
         if first:
-            self._begin(x, len(arrived))
+            self._begin(x, len(arrived), weighted=weight is not None)
         elif self.head is not None:
             self.learner_.grow(len(arrived))
-        self._arrived, self.classes_ = arrived, np.sort(arrived)
-        self._learn(x, numbers)
+        self._name_outputs(arrived)
+        self._learn(x, numbers, weight)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities (n, classes), in the order of `classes_`."""
         probabilities: Array = torch.softmax(self._answers(X), dim=1).numpy()
-        return probabilities[:, np.argsort(self._arrived)]
+        return probabilities[:, np.argsort(self.output_classes_)]
 
     def predict(self, X: ArrayLike) -> Array:
         """The most probable label of each sample, (n,)."""
@@ -248,8 +402,26 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         labels: Array = self.classes_[probabilities.argmax(axis=1)]
         return labels
 
-    def _options(self) -> dict[str, Any]:
-        return {"head": self.head}
+    def _served(self) -> tuple[nn.Module, dict[str, Any]]:
+        return _Sorted(self.module_, self.output_classes_), {"classes": self.classes_.tolist()}
+
+    def _name_outputs(self, arrived: Array) -> None:
+        self.output_classes_, self.classes_ = arrived, np.sort(arrived)
+        self.learner_.labels = arrived.tolist()
+
+    def _label_weights(self, x: Tensor, labels: Array, given: ArrayLike | None, *, first: bool) -> Tensor | None:
+        """The weight of each sample times that of its class, (n,); None for an estimator without weights."""
+        asked = given is not None or self.class_weight is not None
+        weight = self._weights(x, given, asked if first else self._weighted)
+        if weight is None or self.class_weight is None:
+            return weight
+        if isinstance(self.class_weight, str):
+            by_class = compute_sample_weight(self.class_weight, labels)
+        else:  # scikit-learn would refuse weights of labels that are still to come
+            by_class = np.array([self.class_weight.get(label, 1.0) for label in labels.tolist()])
+        if (by_class < 0).any():
+            raise UsageError(f"weights of classes must be at least 0, unlike those of {self.class_weight}.")
+        return weight * torch.from_numpy(by_class).float()
 
     def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
         """The samples as a tensor and their labels, checked as scikit-learn does."""
@@ -261,36 +433,44 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
 class ReplayRegressor(RegressorMixin, _ReplayEstimator):
     """A regression network that learns from a stream and keeps what it learned, with the interface of scikit-learn.
 
-    The loss is the mean squared error; scale targets, like features, to about unit variance. The settings are those of
-    `ReplayClassifier` without `head`. A `model` is called with the shape of one sample and the number of targets.
+    The loss is the mean squared error, and targets may have any size: the network learns them in units of their
+    standard deviation so far, and predictions are scaled back. The settings are those of `ReplayClassifier` without
+    `head` and `class_weight`. A `model` is called with the shape of one sample and the number of targets.
 
-    Attributes after fitting: `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
+    Attributes after fitting: `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network, which gives
+    the targets in their own units).
     """
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Start anew and learn from X (n, features) and targets y (n,) or (n, targets) for `epochs` passes."""
-        x, targets = self._samples(X, y, first=True)
-        self._begin(x, targets.shape[1])
-        for _ in range(self._positive("epochs")):
-            self._learn(x, targets)
-        return self
+    _loss = staticmethod(nn.functional.mse_loss)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Start anew and learn from X (n, features) and targets y (n,) or (n, targets) for `epochs` passes."""
+        return self._continue(X, y, sample_weight, first=True, epochs=self._positive("epochs"))
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Continue to learn from X (n, features) and targets y, shaped as in the first call, in one pass."""
-        first = not hasattr(self, "learner_")
-        x, targets = self._samples(X, y, first=first)
-        if first:
-            self._begin(x, targets.shape[1])
-        self._learn(x, targets)
-        return self
+        return self._continue(X, y, sample_weight, first=not hasattr(self, "learner_"), epochs=1)
 
     def predict(self, X: ArrayLike) -> Array:
         """The targets, shaped as they were in training: (n,) or (n, targets)."""
         answers: Array = self._answers(X).numpy()
         return answers[:, 0] if self._flat else answers
 
-    def _options(self) -> dict[str, Any]:
-        return {"loss": nn.functional.mse_loss}
+    def _continue(self, X: ArrayLike, y: ArrayLike, given: ArrayLike | None, *, first: bool, epochs: int) -> Self:
+        x, targets = self._samples(X, y, first=first)
+        weight = self._weights(x, given, given is not None if first else self._weighted)
+        if first:
+            self._begin(x, targets.shape[1], weighted=weight is not None)
+        self.module_.update(targets)  # type: ignore[operator]
+        self._learn(x, targets, weight, epochs)
+        return self
+
+    def _network(self) -> nn.Module:
+        return _ScaledBack(super()._network(), self._outputs)
+
+    def _scaled(self, function: Any, network: Any) -> Any:
+        function = REGULARIZERS[function] if isinstance(function, str) else function
+        return lambda one, other, **options: function(network.scale(one), network.scale(other), **options)
 
     def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
         """The samples and their targets (n, targets) as tensors, checked as scikit-learn does."""
@@ -308,6 +488,86 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.single_output, tags.target_tags.multi_output = True, True
         return tags
+
+
+class _Sorted(nn.Module):
+    """A classifier with its outputs in the order of the sorted labels."""
+
+    order: Tensor
+
+    def __init__(self, network: nn.Module, labels: Array) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("order", torch.from_numpy(np.argsort(labels)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.network(x)
+        return outputs[:, self.order]
+
+
+class _ScaledBack(nn.Module):
+    """A network whose outputs are multiples of the targets' standard deviation around their mean, scaled back here.
+
+    Stored outputs are in units of the targets, so that they stay valid when mean and standard deviation move.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, network: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.network = network
+        for name, size in (("count", ()), ("mean", (outputs,)), ("variance", (outputs,))):
+            self.register_buffer(name, torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.network(x)
+        return outputs * self._deviation() + self.mean
+
+    def scale(self, targets: Tensor) -> Tensor:
+        """Targets, or outputs of this network, as the network inside should compute them."""
+        return (targets - self.mean) / self._deviation()
+
+    def update(self, targets: Tensor) -> None:
+        """Make mean and variance those of all targets so far and of these (n, outputs)."""
+        targets = targets.double().to(self.mean.device)
+        old, new = self.count.double(), len(targets)
+        share, apart = new / (old + new), targets.mean(dim=0) - self.mean
+        within = (1 - share) * self.variance + share * targets.var(dim=0, correction=0)
+        self.mean += share * apart
+        self.variance.copy_(within + share * (1 - share) * apart**2)
+        self.count += new
+
+    def _deviation(self) -> Tensor:
+        # Below this share of the mean, a float cannot tell the targets apart: they are constant.
+        return torch.where(self.variance > (1e-6 * self.mean) ** 2, self.variance, 1.0).sqrt()
+
+
+def _weighted_mean(loss: Callable[..., Tensor], outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of each sample, averaged with the weights that come with the targets."""
+    y, weight = targets
+    each = loss(outputs, y, reduction="none").reshape(len(weight), -1).mean(dim=1)
+    return each @ weight / weight.sum()
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a checkpoint can hold it; ... if it cannot."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else ...
+
+
+def _packed(value: Any) -> Any:
+    """An array as a checkpoint can hold it; anything else as it is."""
+    return {"dtype": value.dtype.str, "array": value.tolist()} if isinstance(value, np.ndarray) else value
+
+
+def _unpacked(value: Any) -> Any:
+    packed = isinstance(value, dict) and value.keys() == {"dtype", "array"}
+    return np.array(value["array"], dtype=value["dtype"]) if packed else value
 
 
 def _joined(labels: Array, arrived: Array) -> Array:

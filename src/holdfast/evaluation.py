@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from holdfast.augment import View
 from holdfast.data import ImageSet
+from holdfast.models import evaluating
 
-__all__ = ["Accuracies", "Exam", "evaluate", "evaluating", "grade", "predict"]
+__all__ = ["Accuracies", "Exam", "evaluate", "grade", "predict"]
 
 BATCH_ELEMENTS, CPU_BATCH_ELEMENTS = 16_000_000, 800_000
 """Input numbers of a batch: enough to fill a GPU; on a CPU as many as its caches hold."""
@@ -31,19 +32,6 @@ class Accuracies(NamedTuple):
 
     class_il: list[float]
     task_il: list[float]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode inside the block; afterwards every module is in the mode it was in."""
-    # Each module's own, since parts of a model may be frozen in evaluation mode.
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @torch.no_grad()

@@ -80,6 +80,11 @@ def export(
 
     The file gets the name `path` only after it gave the model's outputs for several batch sizes.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"only a torch module can be exported, not a {type(model).__name__}. Of a learner, export "
+            "learner.evaluated(). An estimator exports itself: estimator.export(path)."
+        )
     path = Path(path)
     kind = format_of(path, format)
     model = getattr(model, "_orig_mod", model)  # a compiled model cannot be exported, the model inside it can

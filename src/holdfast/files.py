@@ -22,7 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     remove_scratch(path, HOUR)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Nobody can put a link at a name that nobody can guess.
+    # A random name: nobody can have put a link there, through which we would write over another file.
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:

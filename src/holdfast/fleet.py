@@ -13,15 +13,16 @@ import torch
 from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
-from holdfast.training import choose_device, train
+from holdfast.training import train
 
 __all__ = ["Member", "Outcome", "run_fleet"]
 
 
 class Outcome(NamedTuple):
-    """How a run of a fleet ended: with a result, or with the error that stopped it."""
+    """How a run of a fleet ended: with a result, or the error that stopped it; with neither if it was abandoned."""
 
     config: RunConfig
     result: RunResult | None
@@ -88,14 +89,15 @@ def run_fleet(
     size: int | None = None,
     data: Path | str | None = None,
     device: str = "auto",
-    on_step: Callable[[Progress], None] | None = None,
+    on_step: Callable[[Progress], bool | None] | None = None,
     make_checkpointer: Callable[[RunConfig, torch.device], Checkpointer] | None = None,
 ) -> Iterator[Outcome]:
     """Carry out all runs, `size` at a time, and yield each as it ends. A run that fails does not affect the others.
 
-    Each gives the result it would give alone. Without `size`, the fleet grows while there is memory and the measured
-    throughput of all runs together still rises. With checkpointers, runs continue from their checkpoints. When a stop
-    is requested from all of them, each writes its state, and then KeyboardInterrupt is raised.
+    Each gives the result it would give alone. A run is abandoned where `on_step` answers True. Without `size`, the
+    fleet grows while there is memory and the measured throughput of all runs together still rises. With checkpointers,
+    runs continue from their checkpoints. When a stop is requested from all of them, each writes its state, and then
+    KeyboardInterrupt is raised.
     """
     target = choose_device(device)
     waiting, active = iter(configs), list[Member]()  # one by one: several fleets may share an iterator
@@ -116,21 +118,30 @@ def run_fleet(
                 yield Outcome(config, None, error)
         for member in list(active):
             try:
-                progress = member.step()
-            except StopIteration as end:
-                active.remove(member)
-                yield Outcome(member.config, end.value, None)
+                news = _advance(member)
             except KeyboardInterrupt as stop:
                 if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
                     raise
                 active.remove(member)
                 stopped, exhausted = stop, True  # the others follow, and no further run is begun
-            except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
+                continue
+            if isinstance(news, Outcome):
                 active.remove(member)
-                yield Outcome(member.config, None, error)
+                yield news
             else:
                 wanted.stepped()
-                if on_step:
-                    on_step(progress)
+                if on_step and on_step(news):
+                    active.remove(member)
+                    yield Outcome(member.config, None, None)
     if stopped:
         raise stopped
+
+
+def _advance(member: Member) -> Progress | Outcome:
+    """One step of a run; returns where it stands, or how it ended."""
+    try:
+        return member.step()
+    except StopIteration as end:
+        return Outcome(member.config, end.value, None)
+    except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
+        return Outcome(member.config, None, error)

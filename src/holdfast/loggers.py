@@ -47,16 +47,22 @@ LOGGERS: Registry[Callable[..., Logger]] = Registry("logger")
 """Constructors (where, name of the run, its settings) -> logger."""
 
 
-def open_logger(target: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> Any:
+def open_logger(
+    target: str, *, name: str = "", config: Mapping[str, Any] | None = None, run_id: str | None = None
+) -> Any:
     """The logger for `target`, KIND:WHERE, for instance `tensorboard:logs`; also a context manager.
 
-    The run appears there with the name `name` and the settings `config`.
+    The run appears there with the name `name` and the settings `config`. With `run_id`, the logger continues the run of
+    MLflow or Weights & Biases whose `logger.run_id` that was; so does the target KIND:WHERE#RUN_ID.
     """
     kind, colon, where = target.partition(":")
     make = LOGGERS[kind]
     if not colon or not where:
         raise UsageError(f"'{target}' does not say where to log: write {kind}:WHERE. {LOGGERS.describe(kind)}")
-    return make(where, name=name, config=dict(config or {}))
+    if run_id is None and kind in ("mlflow", "wandb"):
+        where, _, run_id = where.partition("#")
+    continued = {"run_id": run_id} if run_id else {}
+    return make(where, name=name, config=dict(config or {}), **continued)
 
 
 def watch(logger: Logger) -> Callable[[Progress], None]:
@@ -86,9 +92,14 @@ class _Friend:
     kind, name = "", ""
     """The name in `LOGGERS`, which is also that of the extra, and the package's own name."""
     advice = "Choose another place."
+    run_id: str | None = None
+    """By which a later logger can continue the run; None if the package has no such name."""
     _warned = False
 
-    def __init__(self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, where: str, *, name: str = "", config: Mapping[str, Any] | None = None, run_id: str | None = None
+    ) -> None:
+        self.run_id = run_id
         try:
             self._open(where, name, dict(config or {}))
         except ImportError as error:
@@ -96,6 +107,8 @@ class _Friend:
                 f"logging to {self.name} needs a package that is not installed: install the extra '{self.kind}' "
                 f"(pip install 'holdfast[{self.kind}]')."
             ) from error
+        except UsageError:
+            raise
         except Exception as error:  # the packages raise errors of their own
             reason = str(getattr(error, "strerror", None) or error).rstrip(".")
             raise HoldfastError(f"nothing can be logged to {where}: {reason}. {self.advice}") from error
@@ -143,6 +156,8 @@ class TensorBoard(_Friend):
     def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        if self.run_id:
+            raise UsageError("TensorBoard has no run_id: the same folder and name continue a run.")
         self._writer = SummaryWriter(str(Path(where) / name))
         if config:
             text = "    " + json.dumps(config, indent=1).replace("\n", "\n    ")  # shown as a block of code
@@ -166,7 +181,9 @@ class WeightsAndBiases(_Friend):
     def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
         import wandb
 
-        self._run = wandb.init(project=where, name=name or None, config=config, reinit="create_new")
+        continued = {"id": self.run_id, "resume": "must"} if self.run_id else {}
+        self._run = wandb.init(project=where, name=name or None, config=config, reinit="create_new", **continued)
+        self.run_id = self._run.id
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         self._run.log(numbers, step=step)
@@ -201,14 +218,19 @@ class MLflow(_Friend):
         found = self._client.get_experiment_by_name("holdfast")
         artifacts = (folder / "artifacts").as_uri() if local else None
         experiment = found.experiment_id if found else self._client.create_experiment("holdfast", artifacts)
-        self._id = self._client.create_run(experiment, run_name=name or None).info.run_id
-        self._client.log_batch(self._id, params=[Param(key, json.dumps(value)) for key, value in config.items()])
+        if self.run_id is None:
+            self.run_id = self._client.create_run(experiment, run_name=name or None).info.run_id
+        else:
+            self._client.update_run(self.run_id, status="RUNNING")
+        known = self._client.get_run(self.run_id).data.params  # MLflow refuses to change a setting
+        params = [Param(key, json.dumps(value)) for key, value in config.items() if key not in known]
+        self._client.log_batch(self.run_id, params=params)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         now = int(1000 * time.time())
         # MLflow takes no other characters in names.
         metrics = [self._metric(re.sub(r"[^\w\-. /:]", "_", key), value, now, step) for key, value in numbers.items()]
-        self._client.log_batch(self._id, metrics=metrics)
+        self._client.log_batch(self.run_id, metrics=metrics)
 
     def _close(self) -> None:
-        self._client.set_terminated(self._id)
+        self._client.set_terminated(self.run_id)

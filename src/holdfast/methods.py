@@ -6,13 +6,21 @@ from typing import Any
 
 from holdfast.registry import Registry
 
-__all__ = ["LEARNERS", "REGULARIZERS", "method_names", "needs_buffer"]
+__all__ = ["ALIASES", "LEARNERS", "REGULARIZERS", "canonical", "method_names", "needs_buffer"]
 
 LEARNERS: Registry[Any] = Registry("method")
 """Subclasses of `holdfast.Learner` by name."""
 
 REGULARIZERS: Registry[Any] = Registry("regularizer", beside=LEARNERS)
 """Functions (current, stored) -> consistency term, by name; each is a method by itself."""
+
+ALIASES = {"derpp": "mse"}
+"""Other names of methods: DER++ is consistency replay with mse."""
+
+
+def canonical(method: str) -> str:
+    """The name under which a method is registered. Names that nobody knows stay as they are."""
+    return method if method in LEARNERS or method in REGULARIZERS else ALIASES.get(method, method)
 
 
 def method_names() -> list[str]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as nesting
 
 from holdfast.analysis.calibration import calibration
 from holdfast.errors import UsageError
-from holdfast.evaluation import evaluating
+from holdfast.models import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,9 +71,10 @@ class ForgettingMonitor:
     A slice that falls more than `drop` points below its best gives a `ForgettingWarning` and a call of
     `on_drop(reading)`. Both come once, and again only after the slice has recovered half of `drop`.
 
-    `x` may be a tensor, or dicts and tuples of tensors that the model takes as its one argument. `view`, for instance a
-    normalisation, is applied first. The model computes in evaluation mode, `batch_size` samples at a time, on the
-    device of its parameters. Measuring does not change its training.
+    `x` may be a tensor, an array or a DataFrame, or dicts and tuples of them; the model gets tensors, as its one
+    argument. `view`, for instance a normalisation, is applied first. Labels may be texts if `classes` are the labels in
+    the order of the model's outputs; of an estimator, that is `clf.output_classes_`. The model computes in evaluation
+    mode, `batch_size` samples at a time, on the device of its parameters. Measuring does not change its training.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ForgettingMonitor:
         every: int = 100,
         view: Callable[[Any], Any] | None = None,
         on_drop: Callable[[Reading], object] | None = None,
+        classes: Sequence[Any] | None = None,
         batch_size: int = 500,
         bins: int = 15,
     ) -> None:
@@ -92,6 +95,8 @@ class ForgettingMonitor:
                 raise UsageError(f"{name} must be at least 1, not {number}.")
         self.model, self.drop, self.every = model, drop, every
         self.view, self.on_drop, self.batch_size, self.bins = view, on_drop, batch_size, bins
+        self.classes = classes
+        """The labels in the order of the model's outputs; None for labels 0, 1, 2 ... Extend it as the model grows."""
         self.steps = 0
         """Steps so far: counted by `observe`, or set by `check`."""
         self.history: list[Reading] = []
@@ -112,6 +117,7 @@ class ForgettingMonitor:
             raise UsageError(f"a slice '{name}' is watched already; choose another name, or remove it first.")
         allowed = self.drop if drop is None else drop
         _check_drop(allowed)
+        x, y = nesting.tree_map(_tensor, x), self._numbers(name, y) if score is None else nesting.tree_map(_tensor, y)
         made = _Slice(x, y, _rows(name, x, y), score, allowed)
         reading = self._measure(name, made)
         self._slices[name] = made
@@ -246,6 +252,23 @@ class ForgettingMonitor:
         accuracy = 100 * float(right.double().mean())
         return accuracy, calibration(logits, labels, self.bins).ece if bool(finite.all()) else math.nan
 
+    def _numbers(self, name: str, labels: Any) -> Any:
+        """The number of each label's output, (N,)."""
+        labels = _tensor(np.asarray(labels) if isinstance(labels, list | tuple) else labels)
+        texts = isinstance(labels, np.ndarray)
+        if self.classes is None and texts:
+            raise UsageError(
+                f"slice '{name}': the labels are texts. Give the monitor the labels in the order of the model's "
+                "outputs: ForgettingMonitor(model, classes=...); of an estimator, clf.output_classes_."
+            )
+        if self.classes is None or not (texts or isinstance(labels, Tensor)):
+            return labels
+        outputs = {label: output for output, label in enumerate(np.asarray(self.classes).tolist())}
+        if unknown := set(labels.tolist()) - outputs.keys():
+            found = ", ".join(sorted(map(repr, unknown)))
+            raise UsageError(f"slice '{name}': the labels {found} are not among the classes {list(outputs)}.")
+        return torch.tensor([outputs[label] for label in labels.tolist()])
+
     def _device(self) -> torch.device:
         parameter = next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
@@ -256,14 +279,23 @@ def _check_drop(drop: float) -> None:
         raise UsageError(f"drop must be a finite number of points above 0, not {drop!r}.")
 
 
+def _tensor(value: Any) -> Any:
+    """The numbers of an array or a DataFrame as a tensor, floats in PyTorch's default type; anything else as it is."""
+    value = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        return value
+    tensor = torch.from_numpy(value.copy())
+    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+
+
 def _rows(name: str, x: Any, y: Any) -> int:
     """The number of samples in a slice; raises unless each of its tensors has one row per sample."""
     leaves = nesting.tree_leaves((x, y))
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
         raise UsageError(
-            f"slice '{name}': x and y must be tensors with one row per sample, or dicts and tuples of them; "
-            f"not {found}."
+            f"slice '{name}': x and y must be tensors, or arrays and DataFrames of numbers, with one row per "
+            f"sample, or dicts and tuples of them; not {found}."
         )
     sizes = sorted({len(leaf) for leaf in leaves})
     if len(sizes) != 1 or sizes[0] == 0:

@@ -55,6 +55,11 @@ class Progress:
     batch: int = 0
     """Minibatches done of this epoch."""
 
+    @property
+    def ends_task(self) -> bool:
+        """Whether a task has just ended, so that `row` is new."""
+        return self.batch == 0
+
     def advance(self, batches: int) -> None:
         """Count a step of an epoch that has so many `batches`."""
         self.step += 1

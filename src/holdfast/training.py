@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from holdfast.benchmarks import Benchmark, Task, make_benchmark, shuffled
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
+from holdfast.devices import choose_device, cpu_threads, own_stream, threads_for
 from holdfast.engine import Engine, accelerate, make_engine
 from holdfast.errors import UsageError
 from holdfast.evaluation import Exam, evaluate, grade, predict
 from holdfast.learners import FadingRate, Learner, Parts, make_learner, make_optimizer
 from holdfast.methods import LEARNERS
-from holdfast.models import MODELS, group_batchnorm, preferred_threads
+from holdfast.models import MODELS, group_batchnorm
 from holdfast.results import RunResult, environment
 from holdfast.rng import generator, seeded_globally
 from holdfast.run_state import Checkpointer, Clock, Progress, RunState, secluded
 
-__all__ = ["Progress", "build_model", "choose_device", "run", "threads_for", "train"]
+__all__ = ["Progress", "build_model", "run", "train"]
 
 Batches = Callable[[int, int, torch.Generator], Iterable[Tensor]]
 
@@ -139,7 +140,8 @@ def _prepare(
     generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
     augment, buffer = generators["augment"], generators["buffer"]
     plain, schedule = make_optimizer(config, model, device)
-    network, optimizer = accelerate(model, plain, config.precision, device)
+    twin = not getattr(LEARNERS.get(config.method), "uses_parameters", False)
+    network, optimizer = accelerate(model, plain, config.precision, device, twin=twin)
     parts = Parts(model, optimizer, benchmark.train_view(augment), buffer, network, schedule)
     learner = make_learner(config, parts)
     return make_engine(learner, device, (augment, buffer), config.batch_size), generators
@@ -164,7 +166,7 @@ def run(
     data: Path | str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    on_step: Callable[[Progress], None] | None = None,
+    on_step: Callable[[Progress], object] | None = None,
     checkpoint: Path | str | None = None,
     every: float = 60.0,
 ) -> RunResult:
@@ -187,7 +189,7 @@ def run(
     checkpointer = Checkpointer(Path(checkpoint), config, target, every) if checkpoint is not None else None
     benchmark = benchmark or make_benchmark(config, data_root(data), target)
     stoppable = checkpointer.stoppable() if checkpointer else nullcontext()
-    with _threads(threads or threads_for(config)), _own_stream(target), stoppable:
+    with cpu_threads(threads or threads_for(config)), own_stream(target), stoppable:
         steps = train(config, benchmark, target, checkpointer)
         while True:
             try:
@@ -197,28 +199,6 @@ def run(
                 return result
             if on_step:
                 on_step(progress)
-
-
-def threads_for(config: RunConfig) -> int:
-    """torch's CPU threads for a run: what its network prefers, else as many as torch chose for this machine.
-
-    The rule is the same wherever a run is carried out, since the number of threads decides how sums are rounded.
-    """
-    return preferred_threads(config.model) or torch.get_num_threads()
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device '{name}': use cpu, cuda or auto.")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("no CUDA device is available here; use --device cpu.")
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"'{name}' is not a device: use cpu, cuda, cuda:0 or auto.") from None
 
 
 def _exam(task: Task, outputs: int, device: torch.device) -> Exam:
@@ -244,26 +224,3 @@ def _rates(engine: Engine, clock: Clock, steps: int) -> dict[str, float]:
         "steps_per_second": steps / clock.seconds["training"],
         "until_full_speed": (engine.at_full_speed or clock.last) - clock.start,
     }
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """Steps are captured in CUDA graphs, which the default stream does not allow."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)

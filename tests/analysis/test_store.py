@@ -74,7 +74,7 @@ def test_a_report_shows_what_was_analyzed_before(tmp_path):
     results = gather([tmp_path])
     there = "Calibration, recency and transfer, robustness to corrupted images"
     assert there not in render_report(results)
-    assert there in render_report(results, kept=findings)
+    assert there in render_report(results, analyses=findings)
 
 
 def test_the_committed_analysis_has_the_claims(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from holdfast.buffer import Reservoir, ShardedReservoir, window
+from holdfast.buffer import BalancedReservoir, Reservoir, ShardedReservoir, window
 from holdfast.errors import UsageError
 from holdfast.ranks import Ranks
 from holdfast.rng import generator
@@ -214,6 +214,32 @@ def test_ranks_forget_what_one_process_forgets(crew, policy):
     add(buffer, 40, [30])
     expected = count, numbers(buffer.contents()), buffer.stored
     assert crew.run(2, _forgotten, policy, 15) == [expected] * 2
+
+
+def test_a_balanced_buffer_fills_up_at_once():
+    buffer = BalancedReservoir(6, generator=generator(0, "buffer"))
+    for start in (0, 20):
+        ids = torch.arange(start, start + 20)
+        buffer.add(ids.float(), ids % 3)
+    kept = [n for n in buffer.contents().x.tolist() if n % 3]
+    assert buffer.forget(lambda stored: stored.y == 0) == 2
+    assert buffer.contents().x.tolist() == kept
+    buffer.add(torch.tensor([40.0]), torch.tensor([1]))
+    assert buffer.contents().x.tolist() == [*kept, 40]
+    ids = torch.arange(41, 60)
+    buffer.add(ids.float(), ids % 3)
+    assert sorted(buffer.contents().y.tolist()) == [0, 0, 1, 1, 2, 2]
+    buffer.forget_all()
+    assert buffer.stored == 0
+    buffer.add(torch.arange(3.0), torch.arange(3))
+    assert buffer.contents().y.tolist() == [0, 1, 2]
+
+
+def test_refilling_a_buffer_with_empty_slots():
+    buffer = filled(6, [30])
+    buffer.forget(torch.tensor([True, False] * 3))
+    buffer.replace(*numbered([1, 2, 3, 4]))
+    assert numbers(buffer.contents()) == [1, 2, 3, 4]
 
 
 def test_a_folder_is_found_as_it_was_saved(tmp_path):

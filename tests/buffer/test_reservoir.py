@@ -513,3 +513,25 @@ def test_the_form_is_part_of_the_state():
     plain = filled(5, [4])
     with pytest.raises(UsageError, match="do not fit the buffer"):
         plain.load_state_dict(buffer.state_dict())
+
+
+@pytest.mark.parametrize("before", [0, 3, 50])
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_replace_stores_exactly_these_samples(before, count):
+    buffer = Reservoir(6, generator=torch.Generator().manual_seed(0))
+    if before:
+        buffer.add(torch.arange(before), torch.zeros(before, dtype=torch.int64))
+    x, y = torch.arange(100, 100 + count), torch.arange(count)
+    buffer.replace(x, y)
+    assert torch.equal(buffer.contents().x, x)
+    assert torch.equal(buffer.contents().y, y)
+    assert buffer.stored == buffer.offered == int(buffer.seen) == count
+    copy = Reservoir(6)
+    copy.load_state_dict(buffer.state_dict())
+    assert torch.equal(copy.contents().x, x)
+    assert set(buffer.sample(6).x.tolist()) == set(x.tolist())
+
+
+def test_replace_refuses_more_than_fit():
+    with pytest.raises(UsageError, match="7 samples do not fit into a buffer of 6"):
+        Reservoir(6).replace(torch.arange(7), torch.arange(7))

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import io
+import json
 import re
 import runpy
 import sys
@@ -87,6 +88,22 @@ def test_monitor(run):
     assert len(lost[0]) == len(lost[1]) == 5
     assert sum(lost[0]) > 2 * sum(lost[1])
     assert forgetful.count("dropped") == forgetful.count("has lost") > lasting.count("has lost")
+
+
+def test_add_a_class_to_a_detector(run):
+    _, forgetful, before, lasting = (numbers(line) for line in run("add_a_class_to_a_detector").splitlines())
+    assert forgetful[:2] == [0.0, 0.0]
+    assert before[2] == 0.0  # crosses were not there yet
+    assert min(lasting) > 75
+
+
+def test_production_job(run):
+    # What the job that is killed prints goes to the real standard output.
+    killed, again, whole, *_, alert, verdict = run("production_job").splitlines()
+    assert killed == "killed by signal 9 at step 333"
+    assert (again, whole) == ("begins at step 325", "begins at step 0")
+    assert json.loads(alert)["points lost"] > 5
+    assert verdict.endswith(": equal")
 
 
 def test_every_example_is_tested_and_shown():

@@ -31,13 +31,15 @@ def test_every_picture_is_there_and_used(script):
 
 @pytest.mark.parametrize("name", names())
 def test_a_picture_is_what_its_numbers_give(script, name):
-    assert script.render(name, script.kept(name)) == (script.FOLDER / f"{name}.svg").read_bytes(), "run `make pictures`"
+    assert script.render(name, script.saved(name)) == (script.FOLDER / f"{name}.svg").read_bytes(), (
+        "run `make pictures`"
+    )
 
 
 def test_the_reservoir_is_computed_anew(script):
-    """Nothing in it depends on the machine, so that the kept numbers must come out exactly."""
-    assert script.compute_reservoir() == script.kept("reservoir")
-    for seen, held in zip(script.kept("reservoir")["seen"], script.kept("reservoir")["held"], strict=True):
+    """Nothing in it depends on the machine, so that the saved numbers must come out exactly."""
+    assert script.compute_reservoir() == script.saved("reservoir")
+    for seen, held in zip(script.saved("reservoir")["seen"], script.saved("reservoir")["held"], strict=True):
         assert sum(held) == min(seen, 200)
 
 
@@ -70,21 +72,21 @@ def test_calibration_in_small(script):
     assert list(numbers["seq-mnist"]) == ["er", "mse"]
     for each in numbers["seq-mnist"].values():
         assert abs(each["excess"]) <= each["ece"] + 0.01, "no mean of differences exceeds the mean of their sizes"
-    assert numbers["seq-cifar10"] == script.kept("calibration")["seq-cifar10"], "the results folder has changed"
+    assert numbers["seq-cifar10"] == script.saved("calibration")["seq-cifar10"], "the results folder has changed"
     script.render("calibration", numbers)
 
 
 def test_what_the_pages_say_of_the_pictures_is_so(script):
     """The sentences that would have to change with the numbers."""
-    drift = script.kept("consistency")["drift"]
+    drift = script.saved("consistency")["drift"]
     assert max(drift["linf"]) < 2.5 < drift["er"][-1]
-    final = script.kept("batchnorm")["final"]
+    final = script.saved("batchnorm")["final"]
     assert final["together"] > final["apart"]
-    runs = script.kept("trust")
+    runs = script.saved("trust")
     assert runs["er"]["ece"] > runs["linf"]["ece"]
     assert runs["er"]["tasks"][-1] > runs["linf"]["tasks"][-1] > 0.2
     assert runs["linf"]["accuracy"] > runs["er"]["accuracy"] > runs["sgd"]["accuracy"]
-    digits, pictures = script.kept("calibration")["seq-mnist"], script.kept("calibration")["seq-cifar10"]
+    digits, pictures = script.saved("calibration")["seq-mnist"], script.saved("calibration")["seq-cifar10"]
     assert {name for name, each in digits.items() if each["ece"] > digits["er"]["ece"]} == {
         *("l1", "l2"),
         *("kl", "mi", "simclr"),
@@ -94,7 +96,7 @@ def test_what_the_pages_say_of_the_pictures_is_so(script):
     assert max(pictures, key=lambda name: pictures[name]["ece"]) == "er"
     assert min(pictures, key=lambda name: pictures[name]["ece"]) == "mse"
     assert all(each["excess"] > 0 for each in pictures.values())
-    assert all(abs(share - 40) <= 6 for share in script.kept("reservoir")["held"][-1])
+    assert all(abs(share - 40) <= 6 for share in script.saved("reservoir")["held"][-1])
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_the_numbers_come_out_again(script):
     import json
 
     for name, (compute, _) in script.PICTURES.items():
-        found, kept = json.loads(json.dumps(compute())), script.kept(name)
+        found, kept = json.loads(json.dumps(compute())), script.saved(name)
         assert json.dumps(_rounded(found)) == json.dumps(_rounded(kept)), name
 
 

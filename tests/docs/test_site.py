@@ -121,8 +121,17 @@ def test_the_command_line_has_every_command_and_option(pages):
 
 
 def test_numbers_come_from_the_files_behind_the_pictures(pages):
-    assert "{{" not in text_of(pages, "trust.html") + text_of(pages, "batchnorm.html")
+    assert not any("{{" in text_of(pages, f"{name}.html") for name in ("trust", "batchnorm", "how-sure"))
     assert HOOKS["number"]("trust.er.ece") in text_of(pages, "trust.html")
+
+
+def test_the_agreement_is_as_computed(pages):
+    shown = " ".join(text_of(pages, "how-sure.html").split())
+    measures = json.loads((ROOT / "docs" / "pictures" / "how-sure.json").read_text("utf-8"))["measures"]
+    assert len(measures) == 5
+    for each in measures.values():
+        assert f"{each['holdfast']['mean']:.2f} ± {each['holdfast']['sd']:.2f} {each['second']['mean']:.2f}" in shown
+        assert f"{each['welch_p']:.3f}; {each['mann_whitney_p']:.3f}" in shown
 
 
 def test_findings_come_from_the_analysis(pages):

@@ -94,6 +94,19 @@ def test_a_task_hook_drops_the_graphs(monkeypatch):
     assert engine._pool != pool
 
 
+def test_a_learner_that_is_not_capturable_runs_eagerly(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
+    monkeypatch.setattr(Notebook, "capturable", False)
+    learner = Notebook()
+    engine = CapturedEngine(learner, CPU, (), batch_size=4, compiled=False)
+    engine.load(data(), classes=10)
+    for _ in range(CapturedEngine.WARMUP + 3):
+        engine.step(torch.arange(4))
+    assert len(learner.seen) == engine.log.steps == CapturedEngine.WARMUP + 3
+    assert not engine._graphs
+    assert not caplog.text  # nothing was tried in vain
+
+
 class OnGpu:
     """A generator on a GPU, as far as its state goes."""
 

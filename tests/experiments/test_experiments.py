@@ -39,6 +39,7 @@ def test_contract(name):
         ("calibration", 2 * 11, 66),
         ("recency", (6 + 11) * 11, 66),
         ("robustness", 2 * 5 * 11, 66),
+        ("field", 168, 369),
     ],
 )
 def test_size(name, cells, runs):

@@ -28,5 +28,6 @@ def test_every_published_number_has_its_cell():
     cells = [cell for name in TABLES for cell in EXPERIMENTS[name].cells]
     assert len(cells) == 258
     assert all(cell.published is not None for cell in cells)
+    assert not any(cell.published.source for cell in cells)
     shown = sorted(cell.published.mean for cell in cells)
     assert shown == sorted(float(row["mean"]) for row in rows())

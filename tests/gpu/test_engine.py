@@ -9,11 +9,12 @@ from holdfast.bench import made_up
 from holdfast.benchmarks import make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
+from holdfast.devices import choose_device
 from holdfast.engine import CapturedEngine, Engine
 from holdfast.fleet import run_fleet
 from holdfast.models import MODELS, ResNet18
 from holdfast.regularizers import REGULARIZERS
-from holdfast.training import choose_device, run, train
+from holdfast.training import run, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,6 +22,9 @@ pytestmark = [
     # torch's compiler and its watch over synchronisation warn about themselves.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
+
+
+FIELD = ["agem", "clser", "der", "er-ace", "esmer", "ewc", "fdr", "gem", "icarl", "lwf", "si"]
 
 
 def short(benchmark: str, method: str, **changes) -> RunConfig:
@@ -49,7 +53,7 @@ def captured(learner, device, generators, batch_size):
     return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=False)
 
 
-@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr", "agem", "clser", "lwf"])
+@pytest.mark.parametrize("method", ["sgd", "er", "mse", "simclr", *FIELD])
 @pytest.mark.parametrize("name", ["rot-mnist", "seq-cifar10"])
 def test_captured_steps_equal_eager_ones(name, method):
     # 200 samples in batches of 48: a short last batch every fifth step, so several graphs share the generators.

@@ -1,13 +1,17 @@
 """What the learners' tests share: small networks, a buffer that keeps a record, and a slow cross-entropy."""
 
 from copy import deepcopy
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from holdfast.buffer import Draw, Reservoir
+from holdfast.config import RunConfig
 from holdfast.models import MLP, group_batchnorm
+from holdfast.results import RunResult
+from holdfast.training import run
 
 CLASSES = 5
 
@@ -122,3 +126,12 @@ def linear():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(2, 2)
+
+
+@cache
+def tiny_run(method: str, **settings: float) -> RunResult:
+    """A run of a second or two: five tasks of 400 digits. SGD forgets all classes but the last two."""
+    sizes = {"train_limit": 400, "epochs": 5, "batch_size": 32, "replay_size": 32}
+    config = RunConfig.preset("seq-mnist", method, buffer_size=200, lr=0.1, **sizes)
+    config = config.change(settings=tuple({**dict(config.settings), **settings}.items()))
+    return run(config, device="cpu", threads=1)

@@ -1,12 +1,15 @@
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import UsageError
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.models import MLP, MODELS, ResNet18, features, preferred_threads
 from holdfast.rng import generator, seeded_globally
+from holdfast.training import run
 
 
 def count(model):
@@ -140,6 +143,49 @@ def test_every_registered_model(name):
 def test_an_unknown_model():
     with pytest.raises(UsageError, match="unknown model 'resnet': did you mean 'resnet18'"):
         MODELS["resnet"]
+
+
+TIMM = """
+from torch import nn
+
+def create_model(name, pretrained, num_classes, in_chans):
+    if name != "tiny":
+        raise RuntimeError(f"Unknown model ({name})")
+    assert pretrained is False
+    return nn.Sequential(nn.Conv2d(in_chans, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Linear(4, num_classes))
+"""
+
+
+@pytest.fixture
+def timm(tmp_path, monkeypatch):
+    """A stand-in: the real one needs a torchvision that fits the torch at hand."""
+    (tmp_path / "timm.py").write_text(TIMM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    yield
+    sys.modules.pop("timm", None)
+
+
+def test_a_network_of_timm_by_name(timm):
+    assert MODELS["timm:tiny"]((3, 8, 8), 4)(noise(2, 3, 8, 8)).shape == (2, 4)
+    with pytest.raises(UsageError, match=r"'tinny': Unknown model \(tinny\). timm.list_models"):
+        MODELS["timm:tinny"]((3, 8, 8), 4)
+    with pytest.raises(UsageError, match=r"takes images .*, not samples of shape \(4,\)"):
+        MODELS["timm:tiny"]((4,), 4)
+    with pytest.raises(UsageError, match="unknown model 'timm:'"):
+        MODELS["timm:"]
+
+
+def test_a_run_with_a_network_of_timm(timm):
+    config = RunConfig.preset("seq-mnist", "mse", buffer_size=50, tasks=2, train_limit=64, model="timm:tiny")
+    assert len(run(config, device="cpu").matrix) == 2
+
+
+def test_without_timm_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(HoldfastError, match=r"pip install 'holdfast\[timm\]'"):
+        MODELS["timm:resnet18"]((3, 8, 8), 4)
 
 
 def test_only_the_small_network_prefers_one_thread():

@@ -1,5 +1,6 @@
 import itertools
 import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -162,6 +163,14 @@ def test_the_ink_in_coloured_cells_does_not_change_with_the_theme():
     numbers = re.findall(r"<text[^>]*style=\"([^\"]*)\"[^>]*>\d+</text>", svg)
     assert any("#fefefe" in style for style in numbers)
     assert not any("--paper" in style for style in numbers)
+
+
+def test_control_characters_in_names_are_drawn_as_codes(tmp_path):
+    (comparison,) = comparisons([run("er\x1b[2J", 80.0, benchmark="a\x07"), run("l2", 20.0, benchmark="a\x07")])
+    chart = comparison_charts(comparison)[0]
+    text = save_figure(chart.draw(title=chart.title), tmp_path / "picture").with_suffix(".svg").read_text("utf-8")
+    ElementTree.fromstring(text)
+    assert "er\\x1b[2J" in text
 
 
 def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored):

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+from holdfast.analysis.findings import compare
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.report import gather, render_report, write_figures, write_report
@@ -54,6 +55,12 @@ def page(tmp_path_factory):
     for result in (*PAPER, run("er", 80.0), run("l2", 85.0), run("l2", 86.0, seed=1), run("joint", 95.0)):
         save(result, folder)
     return render_report(gather([folder]))
+
+
+def analyzed(results):
+    """A page with the analyses of the results that have logits."""
+    sound = results.sound()
+    return render_report(sound, analyses=compare(stored.analysis for stored in sound if stored.analysis))
 
 
 def test_structure_and_accessibility(page):
@@ -230,10 +237,27 @@ def test_analyses_on_request_from_the_logits_there_are(tmp_path):
     save(damaged, tmp_path)
     (tmp_path / damaged.config.fingerprint / "logits.safetensors").write_bytes(b"rubbish")
     assert "analyses-toy" not in render_report(gather([tmp_path]))
-    parsed = Page(render_report(gather([tmp_path]), analyses=True))
+    parsed = Page(analyzed(gather([tmp_path])))
     (section,) = parsed.all("section", id="analyses-toy-buffer-200")
     assert "reliability" in section["text"]
     assert "logits.safetensors is not readable" in parsed.all("section", id="skipped")[0]["text"]
+
+
+def test_analyses_leave_out_settings_that_the_tables_do_not_show(stored, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    config = RunConfig.preset("seq-cifar10", "er", buffer_size=500)
+    l2 = RunConfig.preset("seq-cifar10", "l2", buffer_size=500)
+    for each in (config, config.change(seed=1), l2, config.change(method="mse", beta=7.0)):
+        result = make(each, square(60.0, 5))
+        for task in range(5):
+            result.logits[f"logits.{task}"] = torch.randn(20, 10, generator=generator)
+            result.logits[f"labels.{task}"] = torch.arange(20) % 2 + 2 * task
+        save(result, tmp_path)
+    parsed = Page(analyzed(gather([tmp_path])))
+    (section,) = parsed.all("section", id="analyses-seq-cifar10-buffer-500")
+    assert "Left out: mse, with other settings than in the tables above." in section["text"]
+    assert "Not every method was analyzed with the same seeds" in section["text"]
+    assert "mse" not in section["text"].replace("Left out: mse", "")
 
 
 def test_results_without_logits_in_single_files_count(stored, tmp_path):
@@ -268,9 +292,9 @@ def test_figures_are_written_with_their_numbers(stored, tmp_path):
 
 
 def test_a_full_page_leaves_figures_out_and_says_so(stored, monkeypatch):
-    from holdfast.report import page
+    from holdfast.report import gallery
 
-    monkeypatch.setattr(page, "FIGURES_BUDGET", 1_000)
+    monkeypatch.setattr(gallery, "FIGURES_BUDGET", 1_000)
     parsed = Page(render_report(stored(run("er", 80.0), run("l2", 85.0))))
     assert len(parsed.all("svg")) == 1
     assert "2 more figures are left out" in parsed.all("section", id="other")[0]["text"]

@@ -34,6 +34,21 @@ def test_a_collapsed_run_does_not_make_a_cell_agree(stored):
     assert "✗" in markdown_table("table1", stored())
 
 
+def test_numbers_of_other_papers_come_with_their_source_and_a_caveat(stored):
+    results = stored(*(paper_run("der", value, seed, benchmark="rot-mnist") for seed, value in enumerate((90, 91))))
+    text = markdown_table("field", results)
+    assert "| der | 90.50 ± 0.71 (2) ? | 90.04 ± 2.61 |" in text
+    assert "| er | – | 85.01 ± 1.90 |" in text
+    assert text.splitlines()[-1].startswith("Other papers ran other code")
+    assert "| er |" not in markdown_table("field", results, missing=False)
+    rows = csv.DictReader(io.StringIO(render_report(results, "csv", "field")))
+    (row,) = [row for row in rows if row["n"] == "2"]
+    assert row["source"].startswith("Buzzega et al. 2020 (DER), Table 2")
+    page = render_report(results, "html")
+    assert '<span class="published" title="Buzzega et al. 2020 (DER), Table 2' in page
+    assert "Published numbers of clser on " in page
+
+
 def test_latex_compiles_in_principle(stored):
     text = latex_table(EXPERIMENTS["table1"], stored(*PAPER))
     assert r"l2 & 62.00 $\pm$ 0.10 (3) $\checkmark$ & 61.68 $\pm$ 1.17 \\" in text

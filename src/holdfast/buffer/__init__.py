@@ -1,7 +1,19 @@
-"""Which samples are stored (`reservoir`, `sharded`), and where they are stored (`memory`, `folder`)."""
+"""Which samples are stored (`reservoir`, `balanced`, `sharded`), and where they are stored (`memory`, `folder`)."""
 
+from holdfast.buffer.balanced import BalancedReservoir
 from holdfast.buffer.base import Buffer, Draw, Placement, Storage
 from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
-__all__ = ["Buffer", "Draw", "Placement", "Reservoir", "ShardedReservoir", "Storage", "distinct", "place", "window"]
+__all__ = [
+    "BalancedReservoir",
+    "Buffer",
+    "Draw",
+    "Placement",
+    "Reservoir",
+    "ShardedReservoir",
+    "Storage",
+    "distinct",
+    "place",
+    "window",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -115,6 +115,9 @@ class Reservoir:
     `offered` is the same count on the host.
     """
 
+    balanced: ClassVar[bool] = False
+    """Whether classes get equal shares of the slots."""
+
     def __init__(
         self,
         capacity: int,
@@ -184,16 +187,16 @@ class Reservoir:
         """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
         parts, count = self._admit(x, y, logits)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
-        slots, filled = self._slots(uniforms)
+        slots, filled = self._slots(uniforms, y)
         ordered = [parts[name] for name in self._storage.layout]
         self._storage.write(slots, [part.detach() if part.requires_grad else part for part in ordered])
         self.seen += count
         self._offered += count
         self._holes -= filled
 
-    def _slots(self, uniforms: Tensor) -> tuple[Tensor, int]:
-        """The slot of each sample, as in `place`, and how many holes that fills; to fill holes waits for the device."""
-        slots = self.place(uniforms, self.seen, self.capacity)
+    def _slots(self, uniforms: Tensor, y: Nested) -> tuple[Tensor, int]:
+        """The slot of each sample, and how many holes that fills; while there are holes, it waits for the device."""
+        slots = self.slots_for(uniforms, y)
         if not self._holes:
             return slots, 0
         # Which slots are the holes makes no difference to a policy; here they are the last ones, filled in order.
@@ -207,9 +210,9 @@ class Reservoir:
 
         The rest is what the buffer would hold had it never stored such samples, and it goes on like that. A reservoir
         in which samples were already replaced therefore does not fill the empty slots with whatever comes next: later
-        samples get in with the same probability as earlier ones, and the buffer fills up slowly. A window, and a
-        reservoir that had stored everything so far, takes the next samples at once. If nothing is left, this is
-        `forget_all`.
+        samples get in with the same probability as earlier ones, and the buffer fills up slowly. A window, a balanced
+        buffer, and a reservoir that had stored everything so far, take the next samples at once. If nothing is left,
+        this is `forget_all`.
         """
         if not self.stored:
             return 0
@@ -231,17 +234,34 @@ class Reservoir:
 
     def _retain(self, kept: Tensor) -> None:
         """Go on with the samples in these slots, in this order."""
-        state, known = self.state_dict(), self.policy == "window" or self._offered <= self.capacity
-        if "folder" in state:
-            chosen = {"rows": state["rows"][kept], "stamps": state["stamps"][kept], "sums": state["sums"][:, kept]}
-        else:
-            chosen = {"columns": [column[kept.to(column.device)] for column in state["columns"]]}
-        if known or not len(kept):  # the samples that count as seen are those that are left
-            state |= {"offered": len(kept), "seen": torch.tensor(len(kept))}
+        state = self._chosen(self.state_dict(), kept) | {"stored": len(kept)}
         if not len(kept):
-            state |= {"names": [], "form": {}}
-            chosen |= {"columns": []} | ({"sums": chosen["sums"][:0]} if "folder" in state else {})
-        self.load_state_dict(state | chosen | {"stored": len(kept)})
+            state |= {"names": [], "form": {}, "columns": []}
+            state |= {"sums": state["sums"][:0]} if "folder" in state else {}
+        if not len(kept) or self._offered <= self.capacity or self.policy == "window" or self.balanced:
+            state |= {"offered": len(kept), "seen": torch.tensor(len(kept))}  # as if no others had been offered
+        self.load_state_dict(state)
+
+    def _chosen(self, state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
+        """The state with the samples in these slots alone."""
+        if "folder" in state:
+            rows = {"rows": state["rows"][kept], "stamps": state["stamps"][kept], "sums": state["sums"][:, kept]}
+            return state | rows
+        return state | {"columns": [column[kept.to(column.device)] for column in state["columns"]]}
+
+    def slots_for(self, uniforms: Tensor, y: Nested) -> Tensor:
+        """The slot of each offered sample, (B,) int64; `capacity` stands for "nowhere"."""
+        return self.place(uniforms, self.seen, self.capacity)
+
+    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Store exactly these samples, in slot order, and forget all others. There may be fewer than `capacity`."""
+        parts, count = self._admit(x, y, logits)
+        if count > self.capacity:
+            raise UsageError(f"{count} samples do not fit into a buffer of {self.capacity}.")
+        slots = torch.arange(count, device=self.device)
+        self._storage.write(slots, [parts[name].detach() for name in self._storage.layout])
+        self.seen.fill_(count)
+        self._offered, self._holes = count, 0
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
@@ -291,6 +311,8 @@ class Reservoir:
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise if `state` is damaged or does not fit this buffer."""
         check_schema(state)
+        if ("keys" in state) != self.balanced:
+            raise UsageError("one of the saved buffer and this one is balanced, the other is not; make them alike.")
         if state["capacity"] != self.capacity:
             raise UsageError(
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "

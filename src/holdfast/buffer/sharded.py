@@ -88,7 +88,7 @@ class ShardedReservoir(Reservoir):
             meeting.count, meeting.form = count, f"samples of {columns} after {self.offered}"
         counts = torch.tensor(meeting.counts)
         uniforms = torch.rand(int(counts.sum()), dtype=torch.float64, generator=self.generator)
-        slots, filled = self._slots(uniforms)
+        slots, filled = self._slots(uniforms, y)
         accepted = slots < self.capacity
         origin = self._each_rank(counts)
         own = to_device(accepted[origin == self.ranks.rank].nonzero().squeeze(1), self.device)
@@ -97,6 +97,10 @@ class ShardedReservoir(Reservoir):
         self.seen += len(slots)
         self._offered += len(slots)
         self._holes -= filled
+
+    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+        """Refused: ranks have different samples, and nobody says which of them to store."""
+        raise UsageError("a buffer of several ranks cannot be refilled: this method needs one process.")
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples for this rank, each equally likely; `n` may differ from rank to rank.

@@ -17,12 +17,12 @@ from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_r
 from holdfast.analysis.store import ANALYSIS, write_findings
 from holdfast.cli.app import DataRoot, Device, Json, ListCommand, Plugins, app, import_plugins
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.display import data_progress, output, show_progress, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import Stored, add_robustness
 from holdfast.report.analyses import write_analysis_figures
 from holdfast.report.draw.analyses import save_contact_sheet
-from holdfast.training import choose_device
 
 __all__: list[str] = []
 
@@ -126,17 +126,15 @@ def _tables(found: Findings) -> list[Table]:
 
 
 def _overall(found: Findings) -> Table:
-    numbers = {
-        "accuracy (%)": [_text(one.accuracy) for one in found.summaries],
-        "ECE (%)": [_text(one.ece) for one in found.summaries],
-        "MCE (%)": [_text(one.mce) for one in found.summaries],
-        "recency gap": [_text(one.recency_gap, 2) for one in found.summaries],
-    }
-    shown = {title: column for title, column in numbers.items() if any(column)}
-    rows = [(one.label, len(one.seeds), *values) for one, *values in zip(found.summaries, *shown.values(), strict=True)]
+    gaps = any(one.recency_gap for one in found.summaries)
+    rows = [
+        (one.label, len(one.seeds), *map(_text, (one.accuracy, one.ece, one.mce)), *[_text(one.recency_gap, 2)] * gaps)
+        for one in found.summaries
+    ]
     several = any(len(one.seeds) > 1 for one in found.summaries)
     title = found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else "")
-    return table(title, ("method", "seeds", *shown), rows)
+    columns = ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", *["recency gap"] * gaps)
+    return table(title, columns, rows)
 
 
 def _transfer(found: Findings) -> list[Table]:

@@ -12,10 +12,10 @@ import typer
 from holdfast import bench
 from holdfast.cli.app import DataRoot, Device, Json, app
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.display import errors, output, table, tell
 from holdfast.errors import UsageError
 from holdfast.registry import unknown_name
-from holdfast.training import choose_device
 
 __all__: list[str] = []
 

@@ -12,6 +12,7 @@ from holdfast.cli.app import DataRoot, ListCommand, Plugins, app, import_plugins
 from holdfast.display import data_progress, output, table
 from holdfast.experiments import EXPERIMENTS
 from holdfast.learners import LEARNERS, method_names
+from holdfast.methods import ALIASES, canonical
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS
 
@@ -27,7 +28,7 @@ def list_command(
     import_plugins(plugin)
     kinds = {
         "benchmarks": [(name, BENCHMARKS.describe(name)) for name in BENCHMARKS],
-        "methods": [(name, _describe(name)) for name in method_names()],
+        "methods": [(name, _describe(name)) for name in dict.fromkeys([*method_names(), *ALIASES])],
         "experiments": [(name, EXPERIMENTS.describe(name)) for name in EXPERIMENTS],
     }
     if what is not None and what not in kinds:
@@ -38,6 +39,8 @@ def list_command(
 
 
 def _describe(method: str) -> str:
+    if (name := canonical(method)) != method:
+        return f"another name for {name}"
     return LEARNERS.describe(method) if method in LEARNERS else f"er + consistency: {REGULARIZERS.describe(method)}"
 
 

@@ -9,10 +9,13 @@ import typer
 
 from holdfast import demo, results
 from holdfast.cli.app import Out, Seed, app
-from holdfast.display import RunDisplay, output, table, tell
+from holdfast.display import output, show_runs, table, tell
 from holdfast.training import run
 
 __all__: list[str] = []
+
+ABOUT = """sgd: stores nothing. er: stores 200 samples and replays them.
+l2, mse: as er, and keep the answers to the stored samples consistent."""
 
 
 @app.command("demo")
@@ -26,9 +29,9 @@ def demo_command(
     results.check_writable(out)
     tell(f"{tasks} tasks: MNIST, rotated by another angle in each. The network sees each image once.")
     finished = []
-    with RunDisplay() as display:
+    with show_runs() as watch:
         for config in demo.configs(tasks=tasks, train_limit=train_limit, seed=seed):
-            result = run(config, device="cpu", on_step=display.watch(f"{config.method:>4}"))
+            result = run(config, device="cpu", on_step=watch(f"{config.method:>4}"))
             results.save(result, out)
             finished.append(result)
     rows = [
@@ -37,6 +40,5 @@ def demo_command(
     ]
     columns = ("method", "all tasks (%)", "worst task (%)", "forgetting", "steps/s", "seconds")
     output.print(table("Accuracy after the last task", columns, rows))
-    tell("sgd stores nothing. er stores 200 samples and replays them. l2 and mse also compare the answers", output)
-    tell("to the stored samples with the answers of the past.", output)
+    tell(ABOUT, output)
     tell(f"figure: {demo.draw(finished, out)}", output)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.analysis.findings import compare
 from holdfast.cli.app import ListCommand, app
 from holdfast.display import tell, tell_skipped
 from holdfast.errors import HoldfastError
@@ -48,13 +49,14 @@ def report_command(
     if out is None and format_ != "html":
         sys.stdout.write(report.render_report(results, format_, experiment))
     else:
-        if analyses is None:
-            analyses = (found := report.runs_with_logits(results)) <= ANALYZED
-            if not analyses and format_ == "html":
-                tell(f"calibration and recency of {found} runs left out; --analyses adds them")
-        kept = report.gather_analyses(folders, results)
-        path = out or Path("report.html")
-        report.write_report(results, path, format_, experiment, analyses=analyses, kept=kept)
+        found = report.gather_analyses(folders, results) if format_ == "html" else []
+        runs = sum(stored.has_logits for stored in results)
+        if analyses or (analyses is None and runs <= ANALYZED):
+            results = results.sound()
+            found = [*compare(stored.analysis for stored in results if stored.analysis), *found]
+        elif analyses is None and format_ == "html":
+            tell(f"calibration and recency of {runs} runs left out; --analyses adds them")
+        path = report.write_report(results, out or Path("report.html"), format_, experiment, found)
         tell(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)

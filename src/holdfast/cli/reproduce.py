@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -18,6 +18,7 @@ from holdfast.analysis import CorruptedImages
 from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.display import errors, output, table, tell, tell_skipped
 from holdfast.errors import UsageError
 from holdfast.experiments import (
@@ -32,9 +33,9 @@ from holdfast.experiments import (
     load_results,
 )
 from holdfast.registry import unknown_name
+from holdfast.report.tables import derived_blocks
 from holdfast.report.text import duration, plus_minus
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
-from holdfast.training import choose_device
 
 __all__: list[str] = []
 
@@ -83,31 +84,33 @@ def reproduce_command(
             raise UsageError(f"--results {folder} is not a folder.")
     configs = experiment.configs(range(seeds))
     with ExitStack() as stack:
-        folder, carrier = _places(out, engine, address, jobs, device, stack)
+        folder, runner = _places(out, engine, address, jobs, device, stack)
         known = load_results(folder, *(results or []))
         tell_skipped(known.skipped, NAMED)
         if dry_run:
-            # How many runs a GPU takes is found by trying. One at a time is the longest it can take.
-            at_once = jobs or (cores() if choose_device(device).type == "cpu" else 1)
-            _forecast(experiment, configs, known, at_once, device)
+            _forecast(experiment, configs, known, jobs, device)
             return
-        summary = _run(experiment, configs, folder, carrier, known, jobs, device, data, plugin or [])
-        if summary.done or len(summary.there) > sum(config in known for config in configs):
+        summary = SweepSummary(there=configs)
+        if not all(config in known for config in configs):
+            screen = SweepScreen(experiment.name, configs, folder, known, Rates(known, device))
+            options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or []}
+            with screen:
+                summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
             known = load_results(folder, *(results or []))
         if not summary.interrupted:
             _measure(experiment, known, range(seeds), data, device)
         _show(assess(experiment, known, range(seeds)))
-    _conclude_sweep(summary)
+    _conclude(summary)
 
 
 def _places(
     out: str, engine: str, address: str | None, jobs: int | None, device: str, stack: ExitStack
-) -> tuple[Path, Runner | None]:
-    """The folder results are read from here, and what carries out runs; None for this machine."""
+) -> tuple[Path, Runner]:
+    """The folder that results are read from, and the runner that carries out runs."""
     if engine == "local":
         if "://" in out:
             raise UsageError("--out can be an address only with --engine ray.")
-        return Path(out), None
+        return Path(out), local_runner(device, jobs)
     from holdfast.sweep.cluster import RayRunner
     from holdfast.sweep.remote import Remote
 
@@ -117,33 +120,6 @@ def _places(
     remote = Remote(out, mirror)
     remote.fetch()
     return mirror, RayRunner(address, jobs=jobs, device=device, remote=remote)
-
-
-def _run(
-    experiment: Experiment,
-    configs: list[RunConfig],
-    out: Path,
-    runner: Runner | None,
-    known: Results,
-    jobs: int | None,
-    device: str,
-    data: Path | None,
-    plugins: list[str],
-) -> SweepSummary:
-    if all(config in known for config in configs):
-        return SweepSummary(there=configs)
-    rates = Rates(known, device)
-    with SweepScreen(experiment.name, configs, out, known, rates) as screen:
-        return sweep(
-            configs,
-            out,
-            runner=runner or local_runner(device, jobs),
-            device=device,
-            data=data,
-            plugins=plugins,
-            finished=known,
-            watch=screen.watch,
-        )
 
 
 def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data: Path | None, device: str) -> None:
@@ -157,19 +133,19 @@ def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data:
                 experiments.measure_robustness(stored, data=data, device=device, made=made)
 
 
-def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, jobs: int, device: str) -> None:
+def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, jobs: int | None, device: str) -> None:
     """Show what would run, what is there, and how long it would take."""
-    rows: list[tuple[object, ...]] = []
-    for benchmark in dict.fromkeys(config.benchmark for config in configs):
-        wanted = [config for config in configs if config.benchmark == benchmark]
+    # How many runs a GPU takes is found by trying. One at a time is the longest it can take.
+    at_once = jobs or (cores() if choose_device(device).type == "cpu" else 1)
+    benchmarks = dict.fromkeys(config.benchmark for config in configs)
+    parts = {name: [config for config in configs if config.benchmark == name] for name in benchmarks}
+    rows = []
+    for name, wanted in {**(parts if len(parts) > 1 else {}), "all": configs}.items():
         missing = [config for config in wanted if config not in known]
-        rows.append(
-            (benchmark, len(wanted), len(wanted) - len(missing), len(missing), _span(missing, known, jobs, device))
-        )
-    missing = [config for config in configs if config not in known]
-    rows.append(("all", len(configs), len(configs) - len(missing), len(missing), _span(missing, known, jobs, device)))
-    columns = ("benchmark", "runs", "there", "to run", f"time, {jobs} at once")
-    output.print(table(f"{experiment.name}: {experiment.title}", columns, rows if len(rows) > 2 else rows[1:]))
+        there = len(wanted) - len(missing)
+        rows.append((name, len(wanted), there, len(missing), _span(missing, known, at_once, device)))
+    columns = ("benchmark", "runs", "there", "to run", f"time, {at_once} at once")
+    output.print(table(f"{experiment.name}: {experiment.title}", columns, rows))
 
 
 def _span(missing: list[RunConfig], known: Results, jobs: int, device: str) -> str:
@@ -186,42 +162,9 @@ def _show(made: Table) -> None:
     tell(f"{made.experiment.title} ({made.experiment.source})", output)
     for group in made.groups:
         output.print(_block(made, group))
-    if made.derived:
-        rows = list(dict.fromkeys(row for values in made.derived.values() for row in values))
-        cells = [(row, *(values.get(row) for values in made.derived.values())) for row in rows]
-        output.print(table("computed from the means", ("", *made.derived), cells))
-    _conclude(made)
-
-
-def _block(made: Table, group: str) -> Grid:
-    rows = made.rows(group)
-    columns = [c for c in made.columns if any(made.at(group, row, c) for row in rows)]
-    grid = Grid(title=group, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    grid.add_column("", no_wrap=True)
-    for column in columns:
-        grid.add_column(column, justify="right")
-    for row in rows:
-        grid.add_row(row, *(_text(made.at(group, row, column)) for column in columns))
-    order = {rank.column: rank for rank in made.ranks if rank.group == group}
-    if order:
-        grid.add_section()
-        taus = (f"{order[column].tau:.2f}" if column in order else "" for column in columns)
-        grid.add_row("tau", *taus)
-    return grid
-
-
-def _text(verdict: Verdict | None) -> str:
-    """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
-    if verdict is None:
-        return ""
-    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
-    short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
-    write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
-    ours = (write(verdict.mean, verdict.std) or "-") + short
-    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published)}[/dim] "
-
-
-def _conclude(made: Table) -> None:
+    for block in derived_blocks(made):
+        rows = [(name, *(cell.ours for cell in cells)) for name, cells in block.rows]
+        output.print(table(block.title, ("", *block.columns), rows))
     agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
     tell(
         "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
@@ -230,6 +173,8 @@ def _conclude(made: Table) -> None:
         "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
         output,
     )
+    for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
+        tell(note, output)
     for verdict in made.verdicts:
         if verdict.status == "differs":
             place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
@@ -243,7 +188,33 @@ def _conclude(made: Table) -> None:
                 tell(f"  except {where}: {numbers}", output)
 
 
-def _conclude_sweep(summary: SweepSummary) -> None:
+def _block(made: Table, group: str) -> Grid:
+    rows = made.rows(group)
+    columns = [c for c in made.columns if any(made.at(group, row, c) for row in rows)]
+    grid = Grid("", *columns, title=group, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        grid.add_row(row, *(_text(made.at(group, row, column)) for column in columns))
+    taus = {rank.column: f"{rank.tau:.2f}" for rank in made.ranks if rank.group == group}
+    if taus:
+        grid.add_section()
+        grid.add_row("tau", *(taus.get(column, "") for column in columns))
+    return grid
+
+
+def _text(verdict: Verdict | None) -> str:
+    """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
+    if verdict is None:
+        return ""
+    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
+    short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
+    write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
+    ours = (write(verdict.mean, verdict.std) or "-") + short
+    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published[:2])}[/dim] "
+
+
+def _conclude(summary: SweepSummary) -> None:
     """Say how the sweep ended, and exit with the code for it."""
     for config, error in list(summary.failed.items())[:NAMED]:
         tell(f"failed: {config.title}: {error}")

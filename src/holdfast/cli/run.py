@@ -19,15 +19,17 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
-from holdfast.display import RunDisplay, data_progress, output, table, tell
+from holdfast.devices import choose_device
+from holdfast.display import data_progress, output, show_runs, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
+from holdfast.methods import canonical
 from holdfast.registry import unknown_name
 from holdfast.sweep.runner import checkpoint_path
-from holdfast.training import Progress, choose_device, run
+from holdfast.training import Progress, run
 
-__all__: list[str] = []
+__all__ = ["make_config"]
 
 OnStep = Callable[[Progress], None]
 
@@ -67,10 +69,10 @@ def run_command(
     """Train one method on one benchmark and save the result."""
     import_plugins(plugin)
     BENCHMARKS[benchmark]
-    if method not in method_names():
+    if canonical(method) not in method_names():
         raise unknown_name("method", method, method_names())
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
-    config = _config(benchmark, method, {key: value for key, value in given.items() if value is not None}, set_ or [])
+    config = make_config(benchmark, method, given, set_ or [])
     target = choose_device(device)
     results.check_writable(out)
     state, found, safe = checkpoint_path(out, config), None if force else results.find(out, config), True
@@ -82,13 +84,13 @@ def run_command(
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
-            with _loggers(log or [], config) as loggers, RunDisplay() as display:
+            with _loggers(log or [], config) as loggers, show_runs() as line:
                 found = run(
                     config,
                     stream,
                     device=device,
                     threads=threads,
-                    on_step=_all([display.watch(config.title), *loggers]),
+                    on_step=_all([line(config.title), *loggers]),
                     checkpoint=state if resume else None,
                     every=checkpoint_every,
                 )
@@ -108,8 +110,9 @@ def run_command(
         raise typer.Exit(1)
 
 
-def _config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
-    """The preset, changed by the options and by --set; a setting that both name is refused."""
+def make_config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
+    """The preset, changed by the options that are not None and by --set; a setting that both name is refused."""
+    given = {name: value for name, value in given.items() if value is not None}
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:
             raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")
@@ -127,11 +130,15 @@ def _save(result: results.RunResult, out: Path) -> bool:
         return True
     except HoldfastError as error:
         tell(f"error: {error}")
-    for place in (Path(tempfile.gettempdir()), Path.home()):
-        with suppress(HoldfastError, OSError):
-            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place))
-            tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
-            return False
+    for place in (tempfile.gettempdir, Path.home):
+        with suppress(HoldfastError, OSError, RuntimeError):  # not every user has a home
+            folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=place()))
+            try:
+                tell(f"saved to {results.save(result, folder)} instead; move it to {out}")
+                return False
+            finally:
+                with suppress(OSError):
+                    folder.rmdir()  # only if nothing could be saved there
     tell("the result could not be saved anywhere; these are its numbers:")
     return False
 

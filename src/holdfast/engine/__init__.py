@@ -21,16 +21,17 @@ __all__ = ["BfloatTwin", "CapturedEngine", "Engine", "LossLog", "accelerate", "m
 
 
 def accelerate(
-    model: nn.Module, optimizer: Optimizer, precision: str, device: torch.device
+    model: nn.Module, optimizer: Optimizer, precision: str, device: torch.device, *, twin: bool = True
 ) -> tuple[Callable[[Any], Tensor], Optimizer]:
     """What computes the model's outputs in a step, and its optimiser: on a GPU faster ones that give the same.
 
-    Networks with convolutions are compiled there, unless they have an attribute `compiles` that is False.
+    Networks with convolutions are compiled there, unless they have an attribute `compiles` that is False. In
+    bfloat16, a `twin` of the network is trained where that is possible.
     """
     if device.type != "cuda" or not _has_convolutions(model):
         return model, optimizer
     network: Callable[[Any], Tensor] = model
-    if precision == "bfloat16" and type(optimizer) is PlainSgd and isinstance(optimizer.lr, float):
+    if twin and precision == "bfloat16" and type(optimizer) is PlainSgd and isinstance(optimizer.lr, float):
         optimizer = BfloatTwin(model, optimizer.lr)
         network = optimizer.network
     return (pure(network) if getattr(model, "compiles", True) else network), optimizer

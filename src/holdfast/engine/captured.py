@@ -57,7 +57,7 @@ class CapturedEngine(Engine):
         self._uses: Counter[tuple[int, int]] = Counter()
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._capturable = True
+        self._capturable = learner.capturable
 
     def load(self, data: ImageSet, classes: int) -> None:
         """Make `data` the training data of the steps that follow."""

@@ -7,12 +7,13 @@
             for column in table.columns:                      # benchmarks
                 verdict = table.at(group, row, column)        # None where the table has no cell
                 verdict.mean, verdict.std, verdict.n          # ours; NaN where unknown
-                verdict.published                             # Published(mean, std) or None
+                verdict.published                             # Published(mean, std, source) or None
                 verdict.difference, verdict.interval        # ours minus published
                 verdict.status, verdict.reason              # agrees, differs, open, and why
                 verdict.stored                                # the runs: .result (RunResult), .config, .path
     table.ranks                                               # Rank(group, column, tau, n)
     table.leans                                               # Lean(column, above, n, mean, low, high; .reason)
+    table.sources                                             # which paper printed what, where it is another one
     table.derived                                             # column -> row -> number (overview's gains), or {}
     claims(table.verdicts)                                    # Claim(name, statement, checks, published; .outcome)
 
@@ -23,7 +24,7 @@ An experiment of one's own: `register(Experiment(name, title, source, shows, cel
 """
 
 from holdfast.analysis.claims import Check, Claim
-from holdfast.experiments import figures, tables  # noqa: F401 - importing them registers their experiments
+from holdfast.experiments import field, figures, tables  # noqa: F401 - importing them registers their experiments
 from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, register
 from holdfast.experiments.claims import claims
 from holdfast.experiments.measures import (

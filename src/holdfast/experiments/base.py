@@ -66,6 +66,8 @@ class Experiment:
     """How it is drawn best: table, bars (rows against columns), lines (columns are ordered), or matrices."""
     derive: Callable[[Table], Derived] | None = None
     """Numbers computed from the means, such as gains relative to ER; None where the cells say everything."""
+    caveat: str = ""
+    """What a reader must know before comparing ours with the published."""
 
     def configs(self, seeds: Sequence[int] = SEEDS) -> list[RunConfig]:
         """Every run the experiment needs, each once (cells may share runs), seed by seed so that all cells fill."""

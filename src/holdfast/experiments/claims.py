@@ -15,7 +15,7 @@ from holdfast.analysis.claims import Check, Claim
 from holdfast.analysis.comparisons import APPROXIMATE, STRICT
 from holdfast.analysis.overview import relative_gain
 from holdfast.config import RunConfig
-from holdfast.experiments.tables import CLASS_IL, REGULARIZERS
+from holdfast.experiments.tables import CLASS_IL, REGULARIZERS, REPLAY
 from holdfast.experiments.verdicts import Verdict
 
 __all__ = ["CLAIMS", "claims"]
@@ -105,7 +105,10 @@ def claims(verdicts: Iterable[Verdict]) -> list[Claim]:
     for verdict in verdicts:
         config = verdict.cell.config
         # A cell with its own alpha or beta is no method of the paper's comparison; its row then is not the method.
-        if verdict.cell.metric != "accuracy" or config.buffer_size is None or verdict.cell.row != config.method:
+        if verdict.cell.metric != "accuracy" or config.method not in REPLAY or verdict.cell.row != config.method:
+            continue
+        # Other papers ran the same methods with other settings.
+        if config.buffer_size is None or (verdict.published is not None and verdict.published.source):
             continue
         setting = Setting(config.benchmark, config.buffer_size, config.tasks)
         if not isnan(verdict.mean):

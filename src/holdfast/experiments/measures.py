@@ -11,9 +11,9 @@ from pathlib import Path
 from holdfast.analysis import CATEGORIES, SEVERITIES, CorruptedImages, Robustness
 from holdfast.analysis.runs import analyze_run, with_robustness
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.experiments.stored import Stored
 from holdfast.registry import Registry
-from holdfast.training import choose_device
 
 __all__ = ["MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
 

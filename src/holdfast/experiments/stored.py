@@ -24,8 +24,8 @@ MEASURES_FILE = "measures.json"
 
 OWN_FILES = (MEASURES_FILE, ANALYSIS, results.LOGITS, results.WEIGHTS)
 OWN_FOLDERS = ("failed",)
-NOT_OURS_TO_READ = (".html", ".md", ".csv", ".tex", ".svg", ".png")
-"""Reports may be written beside the results they show."""
+NOT_OURS_TO_READ = (".html", ".md", ".csv", ".tex", ".svg", ".png", ".jsonl", ".toml", ".db")
+"""Reports and studies may be written beside the results they show, and measurements of other kinds as JSON lines."""
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,16 @@ class Table:
         return self.experiment.derive(self) if self.experiment.derive else {}
 
     @cached_property
+    def sources(self) -> list[str]:
+        """Where published numbers come from that are not the paper's: a sentence per source."""
+        found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+        for cell in (verdict.cell for verdict in self.verdicts):
+            if cell.published is not None and cell.published.source:
+                rows, columns = found.setdefault(cell.published.source, ({}, {}))
+                rows[cell.row], columns[cell.column] = None, None
+        return [f"{', '.join(rows)} on {', '.join(columns)}: {source}" for source, (rows, columns) in found.items()]
+
+    @cached_property
     def leans(self) -> list[Lean]:
         """Whether our numbers lean to one side of the paper's, for every column with two comparable cells or more."""
         found = []
@@ -225,7 +235,7 @@ def judge(cell: Cell, runs: Sequence[Stored | None]) -> Verdict:
     mean, std = mean_std(values)
     difference, interval = nan, (nan, nan)
     status: Status = "missing" if not values else "unpublished"
-    reason = "no run yet" if not values else "the paper prints no number"
+    reason = "no run yet" if not values else "no published number is known"
     if values and cell.published is not None:
         difference = mean - cell.published.mean
         half = difference_interval(len(values), std, cell.published)

@@ -4,30 +4,46 @@ from holdfast.learners.agem import AveragedGem
 from holdfast.learners.base import Learner, Parts, ReplayLearner, make_learner, settings_for, settings_of
 from holdfast.learners.clser import ClsEr
 from holdfast.learners.consistency import ConsistencyReplay
+from holdfast.learners.der import DarkReplay
 from holdfast.learners.er import ExperienceReplay
+from holdfast.learners.er_ace import AsymmetricReplay
+from holdfast.learners.esmer import Esmer
+from holdfast.learners.ewc import OnlineEwc
+from holdfast.learners.fdr import FunctionDistance
+from holdfast.learners.gem import EpisodicGem
+from holdfast.learners.icarl import Icarl
 from holdfast.learners.losses import Loss, Losses, Offer
 from holdfast.learners.lwf import WithoutForgetting
 from holdfast.learners.optimizers import FadingRate, Optimizer, PlainSgd, make_optimizer
 from holdfast.learners.sgd import Joint, Sgd
+from holdfast.learners.si import SynapticIntelligence
 from holdfast.methods import LEARNERS, method_names
 
 __all__ = [
     "LEARNERS",
+    "AsymmetricReplay",
     "AveragedGem",
     "ClsEr",
     "ConsistencyReplay",
+    "DarkReplay",
+    "EpisodicGem",
+    "Esmer",
     "ExperienceReplay",
     "FadingRate",
+    "FunctionDistance",
+    "Icarl",
     "Joint",
     "Learner",
     "Loss",
     "Losses",
     "Offer",
+    "OnlineEwc",
     "Optimizer",
     "Parts",
     "PlainSgd",
     "ReplayLearner",
     "Sgd",
+    "SynapticIntelligence",
     "WithoutForgetting",
     "make_learner",
     "make_optimizer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self, Unpack, cast
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
-from holdfast.buffer import Buffer, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
@@ -64,6 +65,12 @@ class Learner:
     """Whether runs must say how many samples to store."""
     needs_boundaries: ClassVar[bool] = False
     """Whether the method only makes sense on a stream with task boundaries."""
+    grows: ClassVar[bool] = True
+    """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
+    uses_parameters: ClassVar[bool] = False
+    """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
+    capturable: ClassVar[bool] = True
+    """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     learns_mixtures: ClassVar[bool] = False
@@ -104,6 +111,11 @@ class Learner:
         self.scheduler: Scheduler | None = by_step(given["scheduler"])
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
+        if given["head"] is not None and not self.grows:
+            raise UsageError(
+                f"the head of {type(self).__name__} cannot grow: leave out head=, and give the model as many outputs "
+                "as there will be classes."
+            )
         if given["head"] is not None and self.ranks is not None:
             raise UsageError(
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
@@ -189,14 +201,15 @@ class Learner:
             )
         return widen(outputs)
 
-    def forward_groups(self, *inputs: Nested) -> list[Tensor]:
-        """The network's outputs for each minibatch of inputs, with BatchNorm statistics of its own."""
+    def forward_groups(self, *inputs: Nested, widened: bool = True) -> list[Tensor]:
+        """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
         views = self.view(*inputs)
         try:
             with self.autocast():
-                return self._groups(views, [rows(part) for part in inputs], self.network)
+                outputs = self._groups(views, [rows(part) for part in inputs], self.network)
         except UsageError as error:
             self.refuse(error)
+        return [widen(each) for each in outputs] if widened else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""
@@ -359,11 +372,17 @@ class ReplayLearner(Learner):
         if "buffer_size" not in options:
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
-        generator, policy = options.pop("generator", None), options.pop("buffer_policy", "reservoir")
+        generator, balanced = options.pop("generator", None), options.pop("balanced", False)
+        policy = options.pop("buffer_policy", "reservoir")
         super().__init__(model, optimizer, **cast(Options, options))
+        if balanced and (self.ranks is not None or policy != "reservoir"):
+            raise UsageError(
+                "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
+            )
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
-            self.buffer = Reservoir(size, generator=generator, storage=storage, policy=policy)
+            kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
+            self.buffer = kind(size, generator=generator, storage=storage)
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -410,8 +429,9 @@ def settings_of(learner: type[Learner]) -> dict[str, Parameter]:
 def settings_for(config: RunConfig) -> dict[str, Any]:
     """The settings of a run's method that no other field of its config decides, by name, with their defaults."""
     learner = _learner_named(config.method)
-    decided = learner.arguments(config)
-    return {name: each.default for name, each in settings_of(learner).items() if name not in decided}
+    decided, own = learner.arguments(config), settings_of(learner).items()
+    shared = {"balanced": False} if learner.needs_buffer else {}
+    return {name: each.default for name, each in own if name not in decided} | shared
 
 
 def make_learner(config: RunConfig, parts: Parts) -> Learner:

@@ -23,7 +23,7 @@ from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, concat, rows
 from holdfast.rng import generator
 
-__all__ = ["ClsEr"]
+__all__ = ["ClsEr", "follow"]
 
 
 @LEARNERS.register("clser", "CLS-ER: replay, held to the better of two averaged networks")
@@ -46,6 +46,7 @@ class ClsEr(ReplayLearner):
     """
 
     terms = ("current", "consistency")
+    grows = False
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class ClsEr(ReplayLearner):
         for chance, (name, (decay, rate)) in zip(chances.unbind(), self.averages.items(), strict=True):
             limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
             # A weight of 0 in place of a branch: a captured step always executes the same operations.
-            _follow(getattr(self, name), self.model, torch.where(chance < rate, 1 - limit, 0.0))
+            follow(getattr(self, name), self.model, torch.where(chance < rate, 1 - limit, 0.0))
 
     def evaluated(self) -> nn.Module:
         """The stable average."""
@@ -121,7 +122,7 @@ class ClsEr(ReplayLearner):
 
 
 @torch.no_grad()
-def _follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
+def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
     """average <- (1 - weight) * average + weight * model, for all parameters."""
     mine: list[Tensor] = list(average.parameters())
     theirs: list[Tensor] = list(model.parameters())

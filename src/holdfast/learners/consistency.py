@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import ReplayLearner
+from holdfast.learners.base import Learner, ReplayLearner
 from holdfast.learners.losses import Losses, Offer, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
@@ -23,7 +23,7 @@ from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
 
-__all__ = ["ConsistencyReplay"]
+__all__ = ["ConsistencyReplay", "check_width"]
 
 
 @LEARNERS.register("consistency", "experience replay with consistency regularization")
@@ -100,11 +100,11 @@ class ConsistencyReplay(ReplayLearner):
         draw2 = self.buffer.sample(self.replay_size or rows(y))
         inputs = x, draw1.x, draw2.x
         if self.batchnorm == "apart":
-            outputs, now, replayed = self.forward_groups(*inputs)
+            outputs, now, replayed = self.forward_groups(*inputs, widened=False)
         else:
             outputs, now, replayed = split(self.forward(self.view(*inputs)), [rows(part) for part in inputs])
         self.check_labels(y, outputs)
-        then = self._check_width(now, draw1.logits)
+        then = check_width(self, now, draw1.logits)
         losses, logits = self.objective(outputs, y, now, then, replayed, draw2.y)
         # The buffer gets the inputs as they came, with the outputs that their view had before this step's update.
         offer = Offer(x, y, logits.detach())
@@ -125,24 +125,25 @@ class ConsistencyReplay(ReplayLearner):
         consistency = self.regularizer(_rows(now), _rows(then))
         return (current + self.alpha * replay + self.beta * consistency, current, replay, consistency), outputs
 
-    def _check_width(self, outputs: Tensor, stored: Tensor | None) -> Tensor:
-        """The stored outputs; the model must still have as many as when they were made."""
-        if stored is None:
-            self.refuse(
-                UsageError(
-                    "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
-                    "give this learner a buffer of its own."
-                )
+
+def check_width(learner: Learner, outputs: Tensor, stored: Tensor | None) -> Tensor:
+    """The stored outputs; the model must still have as many as when they were made."""
+    if stored is None:
+        learner.refuse(
+            UsageError(
+                "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
+                "give this learner a buffer of its own."
             )
-        if outputs.shape != stored.shape:
-            now, then = ("x".join(map(str, each.shape[1:])) for each in (outputs, stored))
-            self.refuse(
-                UsageError(
-                    f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner "
-                    'after changing the head, or let the learner change it, with head="classifier" or what its name is.'
-                )
+        )
+    if outputs.shape != stored.shape:
+        now, then = ("x".join(map(str, each.shape[1:])) for each in (outputs, stored))
+        learner.refuse(
+            UsageError(
+                f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner "
+                'after changing the head, or let the learner change it, with head="classifier" or what its name is.'
             )
-        return stored
+        )
+    return stored
 
 
 def _rows(outputs: Tensor) -> Tensor:

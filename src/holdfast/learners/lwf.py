@@ -41,6 +41,7 @@ class WithoutForgetting(Learner):
 
     needs_buffer = False
     needs_boundaries = True
+    grows = False
     terms = ("current", "distillation")
 
     def __init__(

@@ -64,6 +64,8 @@ class ReplayOptions(Options, total=False):
     """Options of learners with a buffer:
 
     buffer_size: how many samples the buffer holds. No default.
+    balanced: store as many samples of each class as of any other, whatever their shares of the stream are; needs
+        labels, memory and one process. Default: False, a uniform sample of the stream.
     buffer_policy: which samples it holds: "reservoir", a uniform sample of the whole stream; "window", the last ones;
         "decay", the older the rarer, or "decay:10000", where a sample's chance of being stored falls to 1/e within
         10,000 more. Default: "reservoir".
@@ -73,6 +75,7 @@ class ReplayOptions(Options, total=False):
     """
 
     buffer_size: int
+    balanced: bool
     buffer_policy: str
     storage: str | Path
     generator: torch.Generator | None

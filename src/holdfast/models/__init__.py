@@ -1,7 +1,7 @@
 """The networks of the paper, and BatchNorm with statistics per minibatch."""
 
 from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
-from holdfast.models.networks import MLP, MODELS, ResNet18, count_outputs, features, preferred_threads
+from holdfast.models.networks import MLP, MODELS, ResNet18, count_outputs, evaluating, features, preferred_threads
 
 __all__ = [
     "MLP",
@@ -10,6 +10,7 @@ __all__ = [
     "GroupedForward",
     "ResNet18",
     "count_outputs",
+    "evaluating",
     "features",
     "group_batchnorm",
     "preferred_threads",

@@ -1,8 +1,10 @@
-"""The two networks of the paper."""
+"""The two networks of the paper, and those of timm by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -10,14 +12,21 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "features", "preferred_threads"]
+__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "evaluating", "features", "preferred_threads"]
 
-MODELS: Registry[Callable[[tuple[int, ...], int], nn.Module]] = Registry("model")
-"""Constructors (shape of one input, number of classes) -> network.
+
+class _Models(Registry[Callable[[tuple[int, ...], int], nn.Module]]):
+    def __getitem__(self, name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
+        library, _, network = name.partition(":")
+        return partial(_timm_network, network) if library == "timm" and network else super().__getitem__(name)
+
+
+MODELS = _Models("model")
+"""Constructors (shape of one input, number of classes) -> network. `timm:NAME` is the network NAME of timm, untrained.
 
 A network has `features(x)`, which returns what its last linear layer sees, (B, D), and its `forward(x)` is that layer
 applied to `features(x)`.
@@ -41,6 +50,19 @@ def features(model: nn.Module, x: Any) -> Tensor:
     return found
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode inside the block; afterwards every module is in the mode it was in."""
+    # Each module's own, since parts of a model may be frozen in evaluation mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def count_outputs(model: nn.Module) -> int:
     """How many outputs the model has: those of its last linear layer."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -52,6 +74,23 @@ def count_outputs(model: nn.Module) -> int:
 def preferred_threads(name: str) -> int | None:
     """How many CPU threads the network `name` should train with; None leaves the choice to torch."""
     return getattr(MODELS[name], "threads", None)
+
+
+def _timm_network(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # a torchvision made for another torch raises a RuntimeError
+        raise HoldfastError(
+            f"timm:{name} needs timm, which cannot be imported ({error}): install the extra 'timm' "
+            "(pip install 'holdfast[timm]')."
+        ) from error
+    if len(shape) != 3:
+        raise UsageError(f"timm:{name} takes images (channels, height, width), not samples of shape {shape}.")
+    try:
+        made: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
+    except (RuntimeError, TypeError) as error:  # timm has no errors of its own
+        raise UsageError(f"timm cannot make a network '{name}': {error}. timm.list_models() names all.") from error
+    return made
 
 
 @MODELS.register("mlp")

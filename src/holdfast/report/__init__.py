@@ -10,7 +10,6 @@ from holdfast.report.render import (
     gather,
     gather_analyses,
     render_report,
-    runs_with_logits,
     write_figures,
     write_report,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "latex_table",
     "markdown_table",
     "render_report",
-    "runs_with_logits",
     "write_figures",
     "write_report",
 ]

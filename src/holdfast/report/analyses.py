@@ -1,4 +1,4 @@
-"""The numbers of figures about analyses, and the charts made of them. A comparison has those it has numbers for."""
+"""The figures of analyses: which there are, and their numbers, computed apart from drawing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _overview(found: Findings) -> Chart | None:
         [(label, *(gains[kind] for kind in GAINS)) for label, gains in found.gains.items()],
     )
     values = [(label, gains["accuracy"] or 0.0) for label, gains in found.gains.items()]
-    draw = partial(draw_dots, {kind: dots for kind, dots in panels.items() if dots})
+    draw = partial(draw_dots, {kind: dots for kind, dots in panels.items() if dots}, from_zero=True)
     return _chart(found, "relative gain over er (%)", "Gain in accuracy", values, numbers, draw)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +17,8 @@ from holdfast.config import RunConfig
 from holdfast.experiments import JUDGED, Experiment, Results, Table, claims
 from holdfast.report.analyses import analysis_charts
 from holdfast.report.charts import Chart, comparison_charts, matrix_charts, score_charts, table_charts
-from holdfast.report.draw.canvas import inline_svg
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
+from holdfast.report.gallery import Gallery, Pictures
 from holdfast.report.numbers import Numbers
 from holdfast.report.runs import COLUMNS, by_benchmark, run_numbers
 from holdfast.report.tables import (
@@ -36,41 +35,12 @@ from holdfast.results import RunResult, environment
 
 __all__ = ["html_page"]
 
-FIGURES_BUDGET = 2_800_000
-"""Bytes of figures with their numbers; the page as a whole stays below 5 MB."""
-THIRD, HALF = 400, 640
-"""Units up to which figures stand three or two in a row."""
 MOST_SKIPPED = 200
 """Skipped files named on the page."""
 
 
 Number = tuple[RunConfig, str]
 """A measure of a config over all its seeds."""
-
-
-class Picture(NamedTuple):
-    """A drawn figure."""
-
-    id: str
-    title: str
-    svg: Any
-    numbers: Numbers
-    units: int
-    """Its width in units of its own letters, which are 10 units high."""
-
-    @property
-    def size(self) -> str:
-        """The share of the page's width that it takes."""
-        return "third" if self.units <= THIRD else "half" if self.units <= HALF else "wide"
-
-
-@dataclass
-class Pictures:
-    """The figures of a section: in view, on demand, and how many found no room."""
-
-    shown: list[Picture] = field(default_factory=list)
-    folded: list[Picture] = field(default_factory=list)
-    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +67,7 @@ def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Find
     filled = [table for table in tables if table.count("missing") < len(table.verdicts)]
     runs = [stored.result for stored in results]
     found = claims(v for table in filled for v in table.verdicts) if filled else []
-    gallery = _Gallery()
+    gallery = Gallery()
     script = _template("report.js")
     template = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -117,7 +87,7 @@ def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Find
         sections=[
             *_experiment_sections(filled, gallery),
             *_other_sections(runs, filled, gallery),
-            *_analysis_sections(analyses, gallery),
+            *_analysis_sections(analyses, filled, gallery),
         ],
         runs=by_benchmark(runs),
         run_columns=COLUMNS,
@@ -128,51 +98,7 @@ def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Find
     )
 
 
-class _Gallery:
-    """Draws figures until the page is full; a comparison contained in one already drawn is not drawn again."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._ids: set[str] = set()
-        self._drawn: list[set[str]] = []
-
-    def draw(self, charts: Iterable[Chart]) -> Pictures:
-        """The charts as pictures, folded ones last."""
-        from markupsafe import Markup
-
-        pictures = Pictures()
-        for chart in sorted(charts, key=lambda chart: chart.folded):
-            if self._bytes > FIGURES_BUDGET:
-                pictures.left_out += 1
-                continue
-            name = self._name(chart)
-            figure = chart.draw()
-            svg = inline_svg(figure, name, chart.alt)
-            self._bytes += len(svg.encode()) + len(chart.numbers.data_uri())
-            picture = Picture(name, chart.title, Markup(svg), chart.numbers, round(72 * figure.get_figwidth()))
-            (pictures.folded if chart.folded else pictures.shown).append(picture)
-        return pictures
-
-    def fresh(self, found: Iterable[Comparison]) -> list[Comparison]:
-        """The comparisons that show something new."""
-        new = []
-        for comparison in found:
-            runs = {run.config.fingerprint for variant in comparison.variants for run in variant.results}
-            if not any(runs <= drawn for drawn in self._drawn):
-                self._drawn.append(runs)
-                new.append(comparison)
-        return new
-
-    def _name(self, chart: Chart) -> str:
-        name, number = f"figure-{chart.slug}", 1
-        while name in self._ids:
-            number += 1
-            name = f"figure-{chart.slug}-{number}"
-        self._ids.add(name)
-        return name
-
-
-def _experiment_sections(tables: Sequence[Table], gallery: _Gallery) -> list[Section]:
+def _experiment_sections(tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     sections = []
     shown: dict[Number, str] = {}  # by the experiment that shows it first
     for table in tables:
@@ -193,10 +119,16 @@ def _experiment_sections(tables: Sequence[Table], gallery: _Gallery) -> list[Sec
                 figures=gallery.draw(charts),
                 blocks=[*blocks(table, new), *derived_blocks(table)],
                 numbers=cell_numbers([table]),
-                notes=[f"{lean.column}: {lean.reason}." for lean in table.leans],
+                notes=_notes(table) if new else [],
             )
         )
     return sections
+
+
+def _notes(table: Table) -> list[str]:
+    """What to know of a table: its caveat, where other papers' numbers come from, and how its columns lean."""
+    caveat, sources = table.experiment.caveat, [f"Published numbers of {source}." for source in table.sources]
+    return [*filter(None, [caveat]), *sources, *(f"{lean.column}: {lean.reason}." for lean in table.leans)]
 
 
 def _numbers(table: Table, group: str) -> set[Number]:
@@ -204,14 +136,14 @@ def _numbers(table: Table, group: str) -> set[Number]:
     return {(v.cell.config, v.cell.metric) for v in table.verdicts if v.cell.group == group and v.n}
 
 
-def _run_charts(experiment: Experiment, found: Sequence[Comparison], gallery: _Gallery) -> list[Chart]:
+def _run_charts(experiment: Experiment, found: Sequence[Comparison], gallery: Gallery) -> list[Chart]:
     """The figures of an experiment's runs that no other shows; an experiment about matrices shows them in any case."""
     if experiment.figure == "matrices":
         return [replace(chart, folded=False) for comparison in found for chart in matrix_charts(comparison)]
     return [chart for comparison in gallery.fresh(found) for chart in comparison_charts(comparison)]
 
 
-def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery: _Gallery) -> list[Section]:
+def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     """Runs that are part of no experiment shown."""
     used = {stored.config for table in tables for verdict in table.verdicts for stored in verdict.stored}
     others = comparisons(run for run in runs if run.config not in used)
@@ -230,20 +162,36 @@ def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery:
     ]
 
 
-def _analysis_sections(analyses: Sequence[Findings], gallery: _Gallery) -> list[Section]:
+def _analysis_sections(analyses: Sequence[Findings], tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     """What the logits say beyond accuracy, a section per comparison."""
-    names = _unique_names([found.title for found in analyses])
-    return [
-        Section(
-            id=f"analyses-{slug(name)}",
-            name=f"Analyses: {name}",
-            title=f"Can it be trusted? {name}",
-            about=_about(found),
-            figures=gallery.draw(analysis_charts(found).values()),
-            notes=[f"{claim.statement}: {claim.outcome} ({claim.detail})" for claim in found.claims],
+    shown = {v.cell.config.change(seed=0) for table in tables for v in table.verdicts if v.n}
+    sections = []
+    for name, found in zip(_unique_names([found.title for found in analyses]), analyses, strict=True):
+        found, notes = _as_in_the_tables(found, shown)
+        sections.append(
+            Section(
+                id=f"analyses-{slug(name)}",
+                name=f"Analyses: {name}",
+                title=f"Can it be trusted? {name}",
+                about=_about(found),
+                figures=gallery.draw(analysis_charts(found).values()),
+                notes=[f"{c.statement}: {c.outcome} ({c.detail})" for c in found.claims] + notes,
+            )
         )
-        for name, found in zip(names, analyses, strict=True)
-    ]
+    return sections
+
+
+def _as_in_the_tables(found: Findings, shown: set[RunConfig]) -> tuple[Findings, list[str]]:
+    """The comparison without settings that the tables do not show, if they show others, and a note for readers."""
+    same = tuple(summary for summary in found.summaries if summary.config.change(seed=0) in shown)
+    notes = []
+    if 0 < len(same) < len(found.summaries):
+        others = ", ".join(summary.label for summary in found.summaries if summary not in same)
+        notes.append(f"Left out: {others}, with other settings than in the tables above.")
+        found = replace(found, summaries=same)
+    if len({summary.seeds for summary in found.summaries}) > 1:
+        notes.append("Not every method was analyzed with the same seeds; differences of a point or two may be chance.")
+    return found, notes
 
 
 def _about(found: Findings) -> str:
@@ -277,7 +225,8 @@ def _tiles(
         ("results", f"{len(results):,}", count(len({stored.config.change(seed=0) for stored in results}), "config"))
     ]
     if filled:
-        agree, differ, undecided = (sum(table.count(status) for table in filled) for status in JUDGED)
+        own = [table for table in filled if not table.sources]  # the paper's; others compare with other papers
+        agree, differ, undecided = (sum(table.count(status) for table in own) for status in JUDGED)
         tiles += [
             ("experiments covered", str(len(filled)), f"of {len(tables)}"),
             ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from holdfast.analysis.comparisons import comparisons
-from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.findings import Findings
 from holdfast.analysis.store import ANALYSIS, read_findings
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, Results, Table, assess, load_results
@@ -24,7 +23,6 @@ __all__ = [
     "gather",
     "gather_analyses",
     "render_report",
-    "runs_with_logits",
     "write_figures",
     "write_report",
 ]
@@ -52,29 +50,18 @@ def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]
 
 
 def render_report(
-    results: Results,
-    format: str = "html",
-    experiment: str | None = None,
-    *,
-    analyses: bool = False,
-    kept: Sequence[Findings] = (),
+    results: Results, format: str = "html", experiment: str | None = None, analyses: Sequence[Findings] = ()
 ) -> str:
     """The report as text: of every experiment that has results, or of one.
 
-    The HTML page also has the runs that belong to no experiment; CSV has a row per run where no experiment has results.
-    `analyses` adds calibration, recency and transfer to the page, computed from the logits stored with the results: a
-    second for about ten runs. `kept` are analyses made before, which the page shows as well.
+    The HTML page also shows the `analyses`, and runs that belong to no experiment. CSV has a row per run where no
+    experiment has results.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, list(FORMATS))
     results, made = _assess(results, experiment)
     if format == "html":
-        found: list[Findings] = []
-        if analyses:
-            results = results.sound()
-            found = compare(stored.analysis for stored in results if stored.analysis)
-        title = f"Holdfast: {experiment}" if experiment else "Holdfast report"
-        return html_page(results, made, [*found, *kept], title=title)
+        return html_page(results, made, analyses, title=f"Holdfast: {experiment}" if experiment else "Holdfast report")
     filled = [table for table in made if experiment or table.count("missing") < len(table.verdicts)]
     if format == "csv":
         rows = tables.cell_numbers(filled) if filled else run_numbers(stored.result for stored in results)
@@ -85,9 +72,15 @@ def render_report(
     return "\n".join(heading.format(table.experiment.title) + tables.render(table, format) for table in filled)
 
 
-def write_report(results: Results, path: Path, *arguments: Any, **options: Any) -> Path:
-    """Write what `render_report` gives with the same arguments to `path`, whole or not at all; returns the path."""
-    text = render_report(results, *arguments, **options)
+def write_report(
+    results: Results,
+    path: Path,
+    format: str = "html",
+    experiment: str | None = None,
+    analyses: Sequence[Findings] = (),
+) -> Path:
+    """Write what `render_report` returns to `path`, whole or not at all; returns the path."""
+    text = render_report(results, format, experiment, analyses)
     try:
         with replacing(path) as scratch:
             scratch.write_text(text, "utf-8")
@@ -109,11 +102,6 @@ def write_figures(results: Results, folder: Path, experiment: str | None = None)
     charts += [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
     unique = {chart.slug: chart for chart in reversed(charts)}
     return [save_figure(c.draw(title=c.title), folder / name, c.numbers) for name, c in reversed(unique.items())]
-
-
-def runs_with_logits(results: Results) -> int:
-    """How many results have the logits that `analyses` needs."""
-    return sum(stored.has_logits for stored in results)
 
 
 def _assess(results: Results, experiment: str | None) -> tuple[Results, list[Table]]:

@@ -32,11 +32,6 @@ class VariantRuns:
     settings: list[tuple[str, str]]
     seeds: list[tuple[str, ...]]
 
-    @property
-    def runs(self) -> int:
-        """How many seeds there are."""
-        return len(self.seeds)
-
 
 def by_benchmark(results: Iterable[RunResult]) -> dict[str, list[VariantRuns]]:
     """Every config with its seeds, by benchmark."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 
 from holdfast.analysis.comparisons import Comparison
@@ -33,7 +33,7 @@ NOTES = {
     "agrees": "agrees with the paper",
     "differs": "differs from the paper",
     "open": "neither agrees nor differs",
-    "unpublished": "not in the paper",
+    "unpublished": "no published number is known",
 }
 METRICS = {
     "accuracy": "accuracy (%)",
@@ -56,6 +56,8 @@ class CellText:
     status: str = ""
     note: str = ""
     """The status in words."""
+    source: str = ""
+    """The paper that prints the published number, where it is another one."""
 
     @property
     def mark(self) -> str:
@@ -121,23 +123,29 @@ def column_title(column: str) -> str:
 def cell_numbers(tables: Sequence[Table]) -> Numbers:
     """Every cell in a row of its own."""
     place = ("experiment", "group", "row", "column", "metric")
-    numbers = ("mean", "std", "n", "published_mean", "published_std", "difference", "low", "high", "status", "reason")
+    names = ("mean", "std", "n", "published_mean", "published_std", "difference", "low", "high", "status", "reason")
     rows = []
     for table in tables:
         for v in table.verdicts:
-            cell, published = v.cell, v.published or (None, None)
+            cell, published = v.cell, v.published or (None, None, "")
             where = (table.experiment.name, cell.group, cell.row, cell.column, cell.metric)
-            rows.append((*where, v.mean, v.std, v.n, *published, v.difference, *v.interval, v.status, v.reason))
-    return Numbers((*place, *numbers), rows)
+            numbers = (v.mean, v.std, v.n, *published[:2], v.difference, *v.interval)
+            rows.append((*where, *numbers, v.status, v.reason, published[2]))
+    return Numbers((*place, *names, "source"), rows)
 
 
-def markdown_table(experiment: Experiment | str, results: Results) -> str:
+def markdown_table(experiment: Experiment | str, results: Results, *, missing: bool = True) -> str:
     """A table per block of the experiment: each column of ours with the published one beside it.
 
     Blocks and columns without any result are left out. ✓ agrees with the paper by the rule of the verdicts,
-    ✗ differs, ? is open.
+    ✗ differs, ? is open. The experiment's caveat, if it has one, comes last. With `missing=False`, rows without
+    any result are left out as well.
     """
-    return render(assess(EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment, results), "markdown")
+    experiment = EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment
+    if not missing:
+        filled = {(cell.group, cell.row) for cell in experiment.cells if results.seeds_of(cell.config)}
+        experiment = replace(experiment, cells=tuple(c for c in experiment.cells if (c.group, c.row) in filled))
+    return render(assess(experiment, results), "markdown")
 
 
 def latex_table(experiment: Experiment | str, results: Results) -> str:
@@ -149,6 +157,8 @@ def render(table: Table, format: str) -> str:
     """The blocks of a table as `markdown` or `latex`."""
     made = [_markdown(block) if format == "markdown" else _latex(block) for block in blocks(table)]
     comment = "" if format == "markdown" else "% "
+    if made and table.experiment.caveat:
+        made.append(f"{comment}{table.experiment.caveat}\n")
     return "\n".join(made) or f"{comment}No result of {table.experiment.name} yet.\n"
 
 
@@ -177,9 +187,10 @@ def _cell(verdict: Verdict | None) -> CellText:
     return CellText(
         value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
         ours=text.plus_minus(verdict.mean, verdict.std, verdict.n, decimals=digits),
-        published=text.plus_minus(*verdict.published, decimals=digits) if verdict.published else "",
+        published=text.plus_minus(*verdict.published[:2], decimals=digits) if verdict.published else "",
         status=verdict.status,
         note=note,
+        source=verdict.published.source if verdict.published else "",
     )
 
 

@@ -55,7 +55,8 @@ def count(number: int, thing: str) -> str:
 
 
 def shorten(name: str, longest: int) -> str:
-    """The name, cut to at most `longest` characters."""
+    """The name in characters that can be drawn, cut to at most `longest` of them."""
+    name = visible(name)
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 

@@ -20,11 +20,11 @@ from typing import Any
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.data import data_root
+from holdfast.devices import choose_device
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.sweep.remote import Remote
 from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure
-from holdfast.training import choose_device
 
 __all__ = ["RayRunner"]
 

@@ -9,12 +9,24 @@ from typing import Any
 
 import torch
 
+from holdfast import checkpoint
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.fleet import Outcome, run_fleet
 from holdfast.plugins import import_plugins
-from holdfast.run_state import Checkpointer
-from holdfast.sweep.runner import POLL, Emit, Event, Job, failure, make_checkpointer, save, throttled
+from holdfast.run_state import Checkpointer, Progress
+from holdfast.sweep.runner import (
+    POLL,
+    Emit,
+    Event,
+    Job,
+    checkpoint_path,
+    failure,
+    learned,
+    make_checkpointer,
+    save,
+    throttled,
+)
 
 __all__ = ["FleetRunner"]
 
@@ -62,10 +74,12 @@ class FleetRunner:
                 made.request_stop()
             return made
 
-        report = throttled(lambda progress: emit(Event("moved", progress.config, progress.fraction)))
+        def moved(progress: Progress) -> bool | None:
+            return emit(Event("moved", progress.config, progress.fraction, row=learned(progress)))
+
         options: dict[str, Any] = {"size": self.size, "data": job.data, "device": job.device}
         try:
-            for outcome in run_fleet(take(), **options, on_step=report, make_checkpointer=checkpointer):
+            for outcome in run_fleet(take(), **options, on_step=throttled(moved), make_checkpointer=checkpointer):
                 ended = _settled(outcome, job)
                 running.remove(outcome.config)
                 self._checkpointers.pop(outcome.config, None)
@@ -77,8 +91,11 @@ class FleetRunner:
 
 def _settled(outcome: Outcome, job: Job) -> Event:
     """Save the result of a run, if it has one; returns how the run ended."""
+    if outcome.error is not None:
+        return failure(outcome.config, outcome.error)
     if outcome.result is None:
-        return failure(outcome.config, outcome.error or HoldfastError("it ended without a result"))
+        checkpoint.discard(checkpoint_path(job.out, outcome.config))
+        return Event("abandoned", outcome.config)
     try:
         save(outcome.result, job)
     except HoldfastError as error:

@@ -7,8 +7,8 @@ from statistics import median
 from typing import NamedTuple
 
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.experiments import Results
-from holdfast.training import choose_device
 
 __all__ = ["Forecast", "Rates", "forecast"]
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast import results
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.experiments import Results, load_results
 from holdfast.run_state import on_stop_signals
 from holdfast.sweep.agenda import Agenda, SweepSummary
 from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.processes import ProcessRunner
-from holdfast.sweep.runner import Event, Job, Runner
-from holdfast.training import choose_device
+from holdfast.sweep.runner import Emit, Event, Job, Runner
 
-__all__ = ["local_runner", "sweep"]
+__all__ = ["carry_out_all", "local_runner", "sweep"]
+
+log = logging.getLogger(__name__)
 
 
 def sweep(
@@ -53,17 +56,27 @@ def sweep(
 
     job = Job(out, data, device, tuple(plugins), Path.cwd(), checkpoint_every)
     try:
-        with on_stop_signals(getattr(runner, "request_stop", _interrupt)):
-            runner(iter(agenda), job, emit)
-    except KeyboardInterrupt:
-        agenda.summary.interrupted = True
+        agenda.summary.interrupted = not carry_out_all(runner, iter(agenda), job, emit)
     finally:
         agenda.close()
     return agenda.summary
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+def carry_out_all(runner: Runner, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> bool:
+    """Have the runner carry out all configs. False if Ctrl-C or SIGTERM stopped it, after every run saved its state."""
+
+    def stop() -> None:
+        log.warning("stopping: every run writes its state. Ctrl-C again ends them at once.")
+        if not hasattr(runner, "request_stop"):
+            raise KeyboardInterrupt
+        runner.request_stop()
+
+    try:
+        with on_stop_signals(stop):
+            runner(configs, job, emit)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def local_runner(device: str = "auto", jobs: int | None = None) -> Runner:

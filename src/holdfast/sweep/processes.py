@@ -16,9 +16,22 @@ from typing import Any, Literal
 import torch
 
 from holdfast.config import RunConfig
+from holdfast.devices import threads_for
 from holdfast.errors import UsageError
-from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure, signals_blocked, throttled
-from holdfast.training import threads_for
+from holdfast.run_state import Progress
+from holdfast.sweep.runner import (
+    GRACE,
+    POLL,
+    Abandoned,
+    Emit,
+    Event,
+    Job,
+    carry_out,
+    failure,
+    learned,
+    signals_blocked,
+    throttled,
+)
 
 __all__ = ["ProcessRunner", "cores"]
 
@@ -94,7 +107,8 @@ def _listen(busy: list[_Worker], emit: Emit) -> None:
     emit(None)
     for worker in busy:
         for event in worker.news():
-            emit(event)
+            if emit(event) and worker.config == event.config:
+                worker.abandon()
 
 
 class _Worker:
@@ -114,6 +128,11 @@ class _Worker:
         with suppress(OSError):  # it is dead; `news` reports that
             self.pipe.send(config.to_dict())
 
+    def abandon(self) -> None:
+        """Have it leave its run, unless it has just finished it."""
+        with suppress(OSError):
+            self.pipe.send(None)
+
     def news(self) -> Iterator[Event]:
         """Its messages since the last call; its death is the failure of its run."""
         try:
@@ -125,11 +144,11 @@ class _Worker:
             config, self.config = self.config, None
             yield Event("failed", config, error=f"its process {_ending(self.process.exitcode)}")
 
-    def _understand(self, kind: Literal["moved", "done", "failed"], *details: Any) -> Event:
+    def _understand(self, kind: Literal["moved", "done", "failed", "abandoned"], *details: Any) -> Event:
         assert self.config is not None
         config = self.config
         if kind == "moved":
-            return Event(kind, config, fraction=details[0])
+            return Event(kind, config, fraction=details[0], row=details[1])
         self.config = None
         return Event(kind, config, 1.0, *details)
 
@@ -179,11 +198,22 @@ def _work(pipe: Connection, job: Job, threads: int) -> None:
         with suppress(OSError):  # the sweep has ended; the run must still come to write its state
             pipe.send(message)
 
+    def moved(progress: Progress) -> None:
+        send("moved", progress.fraction, learned(progress))
+        with suppress(EOFError, OSError):  # the sweep has ended
+            if progress.fraction < 1 and pipe.poll() and pipe.recv() is None:
+                raise Abandoned
+
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
-            config = RunConfig.from_dict(pipe.recv())
+            message = pipe.recv()
+            if message is None:  # the run to abandon had just ended
+                continue
+            config = RunConfig.from_dict(message)
             try:
-                carry_out(config, job, throttled(lambda progress: send("moved", progress.fraction)))
+                carry_out(config, job, throttled(moved))
+            except Abandoned:
+                send("abandoned")
             except Exception as error:
                 event = failure(config, error)
                 send("failed", event.error, event.trace)

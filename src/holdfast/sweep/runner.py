@@ -16,14 +16,15 @@ import torch
 
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
+from holdfast.devices import choose_device
 from holdfast.errors import CheckpointError, HoldfastError
 from holdfast.plugins import import_plugins
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
-from holdfast.training import choose_device, run
+from holdfast.training import run
 
-__all__ = ["GRACE", "POLL", "Emit", "Event", "Job", "Runner"]
-__all__ += ["carry_out", "checkpoint_path", "failure", "make_checkpointer", "save", "signals_blocked", "throttled"]
+__all__ = ["GRACE", "POLL", "Abandoned", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path"]
+__all__ += ["failure", "learned", "make_checkpointer", "save", "signals_blocked", "throttled"]
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +36,21 @@ GRACE = 60.0
 """Seconds that runs have to write their state when the sweep is stopped."""
 
 
-class Event(NamedTuple):
-    """News of one run: it `started`, `moved` (to `fraction` of its training), is `done`, or `failed`."""
+class Abandoned(Exception):
+    """Ends a run whose result is no longer wanted."""
 
-    kind: Literal["started", "moved", "done", "failed"]
+
+class Event(NamedTuple):
+    """News of one run: it `started`, `moved` (to `fraction` of its training), is `done`, `failed` or `abandoned`."""
+
+    kind: Literal["started", "moved", "done", "failed", "abandoned"]
     config: RunConfig
     fraction: float = 0.0
     error: str = ""
     trace: str = ""
     """Where the error arose, for the record; empty if the message says enough."""
+    row: tuple[float, ...] | None = None
+    """Accuracies on the tasks learned so far, if a task has just ended."""
 
 
 class Job(NamedTuple):
@@ -62,8 +69,11 @@ class Job(NamedTuple):
     """Whether runs have checkpoints. Without a folder that outlives a node, they would be of no use."""
 
 
-Emit = Callable[[Event | None], None]
-"""Takes the news of a sweep; None says that the runner is alive and has no news."""
+Emit = Callable[[Event | None], bool | None]
+"""Takes the news of a sweep; None says that the runner is alive and has no news.
+
+True, in answer to `moved`, asks the runner to abandon that run. It may still end in another way.
+"""
 
 
 class Runner(Protocol):
@@ -102,12 +112,16 @@ def make_checkpointer(config: RunConfig, job: Job, device: torch.device) -> Chec
     return made
 
 
-def carry_out(config: RunConfig, job: Job, on_step: Callable[[Progress], None] | None = None) -> None:
-    """One run from its settings, or its checkpoint, to its result under `job.out`."""
+def carry_out(config: RunConfig, job: Job, on_step: Callable[[Progress], object] | None = None) -> None:
+    """One run from its settings, or its checkpoint, to its result under `job.out`. `on_step` may raise `Abandoned`."""
     import_plugins(job.plugins, job.folder)
     path = make_checkpointer(config, job, choose_device(job.device)).path if job.resumable else None
     every = job.checkpoint_every
-    result = run(config, data=job.data, device=job.device, on_step=on_step, checkpoint=path, every=every)
+    try:
+        result = run(config, data=job.data, device=job.device, on_step=on_step, checkpoint=path, every=every)
+    except Abandoned:
+        checkpoint.discard(checkpoint_path(job.out, config))
+        raise
     with signals_blocked(signal.SIGINT, signal.SIGTERM):  # they would lose a finished run
         save(result, job)
 
@@ -139,14 +153,23 @@ def failure(config: RunConfig, error: Exception) -> Event:
     return Event("failed", config, error=f"{type(error).__name__}: {error}", trace=trace)
 
 
-def throttled(tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """`tell`, but at most once in `REPORT` seconds for each run."""
+def learned(progress: Progress) -> tuple[float, ...] | None:
+    """The accuracies on the tasks learned so far, if a task has just ended."""
+    if not progress.ends_task or progress.row is None:
+        return None
+    last = progress.task + 1 == progress.stages  # then of all tasks, also where they were learned at once
+    return tuple(progress.row if last else progress.row[: progress.task + 1])
+
+
+def throttled(tell: Callable[[Progress], bool | None]) -> Callable[[Progress], bool | None]:
+    """`tell`, but at most once in `REPORT` seconds for each run, and whenever a task ends."""
     last: dict[RunConfig, float] = {}
 
-    def on_step(progress: Progress) -> None:
+    def on_step(progress: Progress) -> bool | None:
         now = time.perf_counter()
-        if now - last.get(progress.config, 0.0) > REPORT:
+        if progress.ends_task or now - last.get(progress.config, 0.0) > REPORT:
             last[progress.config] = now
-            tell(progress)
+            return tell(progress)
+        return None
 
     return on_step

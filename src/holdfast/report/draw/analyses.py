@@ -39,7 +39,7 @@ MOST_PANELS = 10  # tasks drawn one by one; of more tasks, as many are chosen
 def draw_reliability(found: Sequence[tuple[Summary, Calibration, float]], *, title: str = "") -> Figure:
     """Reliability diagrams side by side, with the ECE in percent; below each, where its confidences lie."""
     across = per_row(len(found), 5)
-    styles = _looks([summary for summary, _, _ in found])
+    styles = looks({summary.label: summary.method for summary, _, _ in found})
     width, height = across * 2.15 + 0.65, ceil(len(found) / across) * 2.95 + 0.55
     with blank(width, height, title) as figure:
         for number, (left, top) in enumerate(places(len(found), across, (2.15, 2.95), 0.6, 0.4)):
@@ -79,7 +79,7 @@ def draw_recency(found: Sequence[tuple[Summary, Sequence[float], float]], *, tit
     """A group of bars per method: the average probability of each task, with the gap between last and first."""
     tasks = len(found[0][1])
     highest = max(max(probabilities) for _, probabilities, _ in found)
-    styles = _looks([summary for summary, _, _ in found])
+    styles = looks({summary.label: summary.method for summary, _, _ in found})
     wide = max(1.25, 0.21 * tasks)
     across = per_row(len(found), max(1, int(10.5 / (wide + 0.15))))
     width, height = across * (wide + 0.15) + 0.75, ceil(len(found) / across) * 2.65 + 0.4
@@ -143,7 +143,7 @@ def draw_tasks(found: Sequence[Summary], *, title: str = "") -> Figure:
     """A panel per task: the accuracy on it while later tasks were learned; of many tasks, some."""
     tasks = len(found[0].transfer.curves)
     chosen = _spread_over(tasks - 1, MOST_PANELS)  # nothing comes after the last task
-    across, styles = per_row(len(chosen), 5), _looks(found)
+    across, styles = per_row(len(chosen), 5), looks({summary.label: summary.method for summary in found})
     head = 0.55 + 0.24 * ceil(len(found) / 6)
     low = min(point.mean for one in found for task in chosen for point in _learned(one, task).values())
     width, height = across * 2.1 + 0.75, head + ceil(len(chosen) / across) * 2.2 + 0.05
@@ -190,9 +190,6 @@ def _name_lines(figure: Figure, styles: Mapping[str, Style]) -> None:
         bbox_to_anchor=(0.05 / width, 1 - 0.38 / height),
         frameon=False,
         fontsize=10,
-        borderaxespad=0.2,
-        handlelength=2.2,
-        columnspacing=1.4,
     )
     legend.set_in_layout(False)
 
@@ -202,10 +199,6 @@ def _spread_over(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(number * (count - 1) / (most - 1)) for number in range(most)]
-
-
-def _looks(found: Sequence[Summary]) -> dict[str, Style]:
-    return looks(found, variants_differ=False)
 
 
 def draw_contact_sheet(images: Tensor) -> Figure:

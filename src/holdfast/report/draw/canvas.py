@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import HoldfastError
 from holdfast.report.draw.style import INK, STYLE, theme_colors
 from holdfast.report.numbers import Numbers
+from holdfast.report.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def blank(width: float, height: float, title: str = "", *, grid: str = "y") -> I
         figure = Figure(figsize=(width, height), facecolor=INK["paper"])
         if title:
             figure.suptitle(
-                title, x=0.12 / width, y=1 - 0.1 / height, ha="left", va="top", fontweight="bold", fontsize=12
+                visible(title), x=0.12 / width, y=1 - 0.1 / height, ha="left", va="top", fontweight="bold", fontsize=12
             )
         yield figure
 

@@ -7,7 +7,7 @@ from math import ceil, isnan
 from typing import TYPE_CHECKING, Any
 
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
-from holdfast.report.draw.style import COLORMAP, INK, Style, looks
+from holdfast.report.draw.style import COLORMAP, INK, QUIET, Style, looks
 from holdfast.report.series import Dot, Heatmap, Line, highlights
 from holdfast.report.text import shorten
 
@@ -38,7 +38,11 @@ def draw_lines(
     `ticks` names the places that get a tick. Of more than a handful of lines some stand out, and the rest are grey.
     """
     lines = max(panels.values(), key=len)
-    styles, named = looks(lines), highlights(lines)
+    named = highlights(lines)
+    styles = {
+        label: style if label in named else QUIET
+        for label, style in looks({line.label: line.method for line in lines}).items()
+    }
     names = 0.33 + text_width([shorten(line.label, LONGEST) for line in lines if line.label in named])
     width, height = MARGIN + len(panels) * (PANEL + names), max(3.2, 1.2 + len(named) * 0.24)
     top, last = 0.65 if title else 0.35, max(len(line.mean) for line in lines)
@@ -47,16 +51,8 @@ def draw_lines(
         for number, (what, inside) in enumerate(panels.items()):
             box = (MARGIN + number * (PANEL + names), top, PANEL, height - top - 0.55)
             panel = add_panel(figure, box, sharey=drawn[0] if drawn else None)
-            for place, line in enumerate(inside):
-                _draw_line(
-                    panel,
-                    line,
-                    styles[line.label],
-                    place,
-                    last,
-                    loud=line.label in named,
-                    band=len(lines) <= MOST_BANDS,
-                )
+            for place, line in enumerate(sorted(inside, key=lambda line: line.label in named)):
+                _draw_line(panel, line, styles[line.label], place, last, band=len(lines) <= MOST_BANDS)
             panel.set(title=what, xlabel=across, xlim=(1 - 0.02 * last, 1.02 * last))
             panel.set_xticks(list(ticks), list(ticks.values()))
             panel.tick_params(labelleft=not drawn)
@@ -112,13 +108,15 @@ def draw_cells(
                 panel.text(column, at, f"{value:{format}}", ha="center", va="center", fontsize=10, color=color)
 
 
-def draw_dots(panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str = "", note: str = "") -> Figure:
+def draw_dots(
+    panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str = "", note: str = "", from_zero: bool = False
+) -> Figure:
     """A row per label with a dot and its interval, open diamonds for published numbers; a panel for each entry.
 
-    The rows are those of the first panel. A line marks zero where a panel has numbers on both sides of it.
+    The rows are those of the first panel. A line marks zero where a panel reaches it, as it does if `from_zero`.
     """
     rows = list(next(iter(panels.values())))
-    styles = looks(rows, variants_differ=False)
+    styles = looks({dot.label: dot.method for dot in rows}, variants_differ=False)
     names = 0.25 + text_width([shorten(dot.label, LONGEST) for dot in rows])
     texts = [0.25 + text_width([dot.text for dot in dots]) for dots in panels.values()]
     top, tall = 0.65 if title else 0.35, 0.3 * len(rows)
@@ -133,7 +131,9 @@ def draw_dots(panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str
             panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
             panel.margins(x=0.08)
             panel.locator_params(axis="x", nbins=4)
-            if panel.get_xlim()[0] < 0 < panel.get_xlim()[1]:
+            if from_zero:
+                panel.set_xlim(min(0.0, panel.get_xlim()[0]), max(0.0, panel.get_xlim()[1]))
+            if panel.get_xlim()[0] <= 0 <= panel.get_xlim()[1]:
                 panel.axvline(0, color=INK["muted"], linewidth=0.9)
             panel.set_ylim(len(rows) - 0.4, -0.6)
             panel.set_xlabel(axis)
@@ -176,15 +176,14 @@ def plot_line(panel: Axes, x: Sequence[float], y: Sequence[float], style: Style,
     panel.plot(x, y, **(style.line | options))
 
 
-def _draw_line(panel: Axes, line: Line, style: Style, number: int, last: int, *, loud: bool, band: bool) -> None:
-    """The line as a level or with markers; grey and thin unless it is `loud`."""
-    quiet: dict[str, Any] = {} if loud else {"color": INK["grid"], "linewidth": 1.0, "marker": "", "zorder": 1}
+def _draw_line(panel: Axes, line: Line, style: Style, number: int, last: int, *, band: bool) -> None:
+    """The line with markers, or across the panel if it is a level; with a band of its standard deviation if asked."""
     if line.is_level and last > 1:
-        plot_line(panel, [1 - 0.02 * last, 1.02 * last], 2 * line.mean, style, **{"marker": "", **quiet})
+        plot_line(panel, [1 - 0.02 * last, 1.02 * last], 2 * line.mean, style, marker="")
         return
     x = range(1, len(line.mean) + 1)
     every = max(1, last // 5)  # a marker on every point would hide the lines
-    plot_line(panel, x, line.mean, style, markevery=(number % every, every), **quiet)
+    plot_line(panel, x, line.mean, style, markevery=(number % every, every))
     if band and not any(isnan(value) for value in line.std):
         low, high = ([mean + sign * std for mean, std in zip(line.mean, line.std, strict=True)] for sign in (-1, 1))
         panel.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
@@ -235,12 +234,5 @@ def _draw_dot(panel: Axes, dot: Dot, place: int, style: Style) -> None:
         panel.plot([dot.low, dot.high], [place, place], color=style.color, linewidth=2, solid_capstyle="butt")
     if not isnan(dot.mean):
         plot_line(panel, [dot.mean], [place], style, marker=style.marker or "o", markersize=6, linestyle="none")
-    place_of = ("axes fraction", "data")
-    panel.annotate(
-        dot.text.replace("-", "−"),
-        (1.03, place),
-        xycoords=place_of,
-        va="center",
-        fontsize=10,
-        annotation_clip=False,
-    )
+    beside = panel.get_yaxis_transform()
+    panel.text(1.03, place, dot.text.replace("-", "−"), transform=beside, va="center", fontsize=10)

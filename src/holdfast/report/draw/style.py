@@ -7,9 +7,9 @@ alone: dash and marker differ as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = [
     "COLORMAP",
@@ -17,6 +17,7 @@ __all__ = [
     "INK",
     "LIGHT",
     "METHODS",
+    "QUIET",
     "STYLE",
     "VARIANTS",
     "Style",
@@ -34,11 +35,12 @@ class Style:
     dark: str
     dash: str = "-"
     marker: str = "o"
+    width: float = 1.6
 
     @property
     def line(self) -> dict[str, Any]:
         """The look of a line, as matplotlib's options."""
-        shape = {"linestyle": self.dash, "marker": self.marker, "markersize": 4.5, "linewidth": 1.6}
+        shape = {"linestyle": self.dash, "linewidth": self.width, "marker": self.marker, "markersize": 4.5}
         return {"color": self.color, **shape}
 
 
@@ -71,41 +73,30 @@ OTHERS = (
 VARIANTS = tuple(style for style in METHODS.values() if style.dash == "-")
 """For variants of one method, in turn."""
 
-INK = {"ink": "#1c1e22", "muted": "#595f69", "grid": "#d8dbe0", "paper": "#ffffff"}
-"""The colours of text, secondary text, grid lines and background in figures."""
-
-LIGHT = {
-    **INK,
-    "surface": "#f4f5f7",
-    "line": "#c9cdd4",
-    "link": "#0b57a4",
-    "good": "#0b6b3a",
-    "good-bg": "#e2f4e8",
-    "bad": "#a11d1d",
-    "bad-bg": "#fce8e6",
-    "warn": "#744d00",
-    "warn-bg": "#fdf1d0",
-    "open": "#595f69",
-    "open-bg": "#eef0f3",
+COLORS = {
+    "ink": ("#1c1e22", "#e8eaee"),
+    "muted": ("#595f69", "#a9b0bb"),
+    "quiet": ("#b6bbc4", "#5d6470"),
+    "grid": ("#d8dbe0", "#3a404a"),
+    "paper": ("#ffffff", "#14171c"),
+    "surface": ("#f4f5f7", "#1d2128"),
+    "line": ("#c9cdd4", "#414854"),
+    "link": ("#0b57a4", "#7db7f5"),
+    "good": ("#0b6b3a", "#7ddba3"),
+    "good-bg": ("#e2f4e8", "#12321f"),
+    "bad": ("#a11d1d", "#ff9d97"),
+    "bad-bg": ("#fce8e6", "#421b1b"),
+    "warn": ("#744d00", "#f2c661"),
+    "warn-bg": ("#fdf1d0", "#3a2d0a"),
+    "open": ("#595f69", "#a9b0bb"),
+    "open-bg": ("#eef0f3", "#262b34"),
 }
-DARK = {
-    "ink": "#e8eaee",
-    "muted": "#a9b0bb",
-    "grid": "#3a404a",
-    "paper": "#14171c",
-    "surface": "#1d2128",
-    "line": "#414854",
-    "link": "#7db7f5",
-    "good": "#7ddba3",
-    "good-bg": "#12321f",
-    "bad": "#ff9d97",
-    "bad-bg": "#421b1b",
-    "warn": "#f2c661",
-    "warn-bg": "#3a2d0a",
-    "open": "#a9b0bb",
-    "open-bg": "#262b34",
-}
-
+"""The colours of the page in the light and the dark theme."""
+LIGHT, DARK = ({name: pair[theme] for name, pair in COLORS.items()} for theme in (0, 1))
+INK = {name: LIGHT[name] for name in ("ink", "muted", "quiet", "grid", "paper")}
+"""The colours of text, secondary text, lines in the background, grid lines and paper in figures."""
+QUIET = Style(INK["quiet"], DARK["quiet"], marker="", width=1.0)
+"""For lines that only show where most methods lie."""
 COLORMAP = "cividis"  # keeps its order in grey and for colour-blind readers
 STYLE: dict[Any, Any] = {
     "font.size": 11,
@@ -140,23 +131,14 @@ def method_style(method: str, others: Iterable[str] = ()) -> Style:
     return OTHERS[strangers.index(method) % len(OTHERS)]
 
 
-class Named(Protocol):
-    """Something in a figure: it has a label and belongs to a method."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-
-
-def looks(items: Sequence[Named], *, variants_differ: bool = True) -> dict[str, Style]:
-    """The look of each item by its label; variants of one method get looks of their own, unless told otherwise."""
-    methods = [item.method for item in items]
+def looks(methods: Mapping[str, str], *, variants_differ: bool = True) -> dict[str, Style]:
+    """The look of each label, given its method; variants of one method get looks of their own, if they differ."""
     found = {}
-    for item in items:
-        namesakes = [other.label for other in items if other.method == item.method]
-        variant = VARIANTS[namesakes.index(item.label) % len(VARIANTS)]
-        found[item.label] = variant if variants_differ and len(namesakes) > 1 else method_style(item.method, methods)
+    for label, method in methods.items():
+        namesakes = [other for other in methods if methods[other] == method]
+        variant = VARIANTS[namesakes.index(label) % len(VARIANTS)]
+        is_variant = variants_differ and len(namesakes) > 1
+        found[label] = variant if is_variant else method_style(method, methods.values())
     return found
 
 

@@ -1,0 +1,169 @@
+"""Two independent programs for one benchmark: do their results agree, and how closely can we tell?
+
+    python benchmarks/second_opinion.py
+
+Reads results/second-opinion/ and prints every number of the page "How sure are we" as JSON. Differences are Holdfast
+minus the other program, in points of accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import optimize, stats
+
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "second-opinion"
+BANDS = (1.0, 2.0)
+"""Differences in points that might be called too small to matter. The report's tables use 2."""
+POWER = 0.8
+STEEP = 2.0
+"""A last step that costs more points than this is counted."""
+FAMILY = ("last", "tail", "task_last", "task_tail")
+"""The four questions asked of the two programs; their p-values are corrected together (Holm)."""
+
+Run = dict[str, Any]
+MEASURES: dict[str, Callable[[Run], float]] = {
+    "last": lambda run: run["accuracy"],
+    "tail": lambda run: float(np.mean(run["tail"])),
+    "before": lambda run: run["tail"][-2],
+    "task_last": lambda run: run["task_il_accuracy"],
+    "task_tail": lambda run: run["tail_task_il"],
+}
+
+
+def read(name: str, folder: Path = FOLDER) -> list[Run]:
+    return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
+
+
+def describe(values: np.ndarray) -> dict[str, float]:
+    spread = values.std(ddof=1)
+    return {"n": len(values), "mean": values.mean(), "sd": spread, "median": np.median(values), "low": values.min()}
+
+
+def compare(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """Difference of means with intervals, tests of equality, and how small a band it certainly lies in."""
+    welch = stats.ttest_ind(ours, theirs, equal_var=False)
+    low, high = welch.confidence_interval(0.90)
+    error = sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs))
+    return {
+        "difference": ours.mean() - theirs.mean(),
+        "size": abs(ours.mean() - theirs.mean()),
+        "interval90": [low, high],
+        "interval95": list(welch.confidence_interval(0.95)),
+        "welch_p": welch.pvalue,
+        "mann_whitney_p": stats.mannwhitneyu(ours, theirs).pvalue,
+        "levene_p": stats.levene(ours, theirs).pvalue,
+        "smallest_band": max(abs(low), abs(high)),
+        "equivalent": {f"{band:g}": bool(-band < low and high < band) for band in BANDS},
+        "chance_if_equal": {f"{band:g}": equivalence_power(band, error, welch.df) for band in BANDS},
+        "detectable": detectable(error, welch.df),
+    }
+
+
+def equivalence_power(band: float, error: float, freedom: float) -> float:
+    """The chance that 90 % intervals like this one lie inside the band if there is no difference at all."""
+    room = band / error - stats.t.ppf(0.95, freedom)
+    return max(0.0, 2 * stats.t.cdf(room, freedom) - 1)
+
+
+def detectable(error: float, freedom: float) -> float:
+    """The true difference that a two-sided test at 5 % finds with a chance of `POWER`."""
+    critical = stats.t.ppf(0.975, freedom)
+    shift = optimize.brentq(lambda shift: stats.nct.sf(critical, freedom, shift) - POWER, 0.1, 6.0)
+    return error * shift
+
+
+def holm(p_values: dict[str, float]) -> dict[str, float]:
+    """The p-values, corrected for their number."""
+    corrected, so_far = {}, 0.0
+    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[name]))
+        corrected[name] = so_far
+    return corrected
+
+
+def last_step(runs: list[Run]) -> dict[str, float]:
+    """What the last step of all, of 16 samples, did to the accuracy, beside the ordinary steps before it."""
+    drops = np.array([run["tail"][-2] - run["tail"][-1] for run in runs])
+    ordinary = np.abs(np.concatenate([np.diff(run["tail"][:-1]) for run in runs]))
+    norms = np.array([run["short_norms"] for run in runs])
+    return {
+        "mean_drop": drops.mean(),
+        "largest_drop": drops.max(),
+        "steep": int((drops > STEEP).sum()),
+        "ordinary_change": np.median(ordinary),
+        "ordinary_steep": int((ordinary > STEEP).sum()),
+        "ordinary_steps": len(ordinary),
+        "median_norm": np.median(norms),
+        "largest_norm": norms.max(),
+        "norm_and_drop": stats.spearmanr(norms[:, -1], drops).statistic,
+    }
+
+
+def distribution_checks(lines: list[Run]) -> dict[str, float]:
+    """All p-values together: the smallest, and the chance of one as small among so many."""
+    found = [value for line in lines for name, value in line.items() if name == "p" or name.startswith("p_")]
+    return {"tests": len(found), "smallest_p": min(found), "corrected_p": min(1.0, len(found) * min(found))}
+
+
+def numbers(folder: Path = FOLDER) -> dict[str, Any]:
+    """Every number of the page."""
+    runs, earlier = read("runs.jsonl", folder), read("earlier.jsonl", folder)
+    holdfast, second = ([run for run in runs if run["code"] == code] for code in ("holdfast", "second-opinion"))
+    values = {
+        name: [np.array([of(run) for run in each]) for each in (holdfast, second)] for name, of in MEASURES.items()
+    }
+    authors, before = (
+        np.array([run["accuracy"] for run in earlier if run["code"] == code and "seed" in run])
+        for code in ("authors", "holdfast")
+    )
+    (summary,) = (run for run in earlier if "task_il_mean" in run)
+    measures = {
+        name: {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs)}
+        for name, (ours, theirs) in values.items()
+    }
+    for name, p in holm({name: measures[name]["welch_p"] for name in FAMILY}).items():
+        measures[name]["holm_p"] = p
+    steady = before > before.min()  # the one run that collapsed would be most of the correlation
+    found = {
+        "measures": measures,
+        "points": {
+            "last": {"authors": authors, "second": values["last"][1], "holdfast": values["last"][0]},
+            "tail": {"second": values["tail"][1], "holdfast": values["tail"][0]},
+        },
+        "authors": {
+            "last": describe(authors),
+            "task_mean": summary["task_il_mean"],
+            "task_sd": summary["task_il_sd"],
+            "holdfast_last": compare(values["last"][0], authors),
+            "second_last": compare(values["last"][1], authors),
+        },
+        "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
+        "again": {
+            "earlier": describe(before),
+            "correlation": stats.pearsonr(before[steady], values["last"][0][steady]).statistic,
+        },
+        "float32": {"mean_change": np.mean([run["accuracy_float32"] - run["accuracy"] for run in holdfast])},
+        "checks": distribution_checks(read("checks.jsonl", folder)),
+    }
+    return _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values, rounded to what matters, so that versions of scipy do not show."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (bool, int)):
+        return value
+    return round(float(value), 4)
+
+
+if __name__ == "__main__":
+    print(json.dumps(numbers(), indent=1))

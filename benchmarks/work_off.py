@@ -1,0 +1,171 @@
+"""Work off the queue of GPU runs for a while: what is not there yet, in order, several runs at a time.
+
+    python benchmarks/work_off.py --seconds 540 --out runs --small small
+    python benchmarks/work_off.py --list
+
+Stops in time. Runs in flight save their state under --out, and the next call with the same --out continues them.
+Results are folders as `holdfast run` writes them. With --small, each is also written as one JSON file without logits
+and weights, named as those under results/. Needs the packages of Holdfast itself, no extras, and the data sets in
+place (--data).
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.monotonic()  # before the slow imports: they count
+
+import argparse  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+import tomllib  # noqa: E402
+from collections.abc import Iterator, Sequence  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import FrameType  # noqa: E402
+from typing import NamedTuple  # noqa: E402
+
+from holdfast.config import RunConfig  # noqa: E402
+from holdfast.errors import HoldfastError, UsageError  # noqa: E402
+from holdfast.experiments import EXPERIMENTS, condensed, load_results  # noqa: E402
+from holdfast.learners import settings_for  # noqa: E402
+from holdfast.results import write_json  # noqa: E402
+from holdfast.sweep import Event, SweepSummary, sweep  # noqa: E402
+from holdfast.sweep.fleets import FleetRunner  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+KEYS = {"what", "experiment", "only", "seeds", "set"}
+
+
+class Entry(NamedTuple):
+    """An entry of the queue: runs that belong together, in order."""
+
+    what: str
+    configs: list[RunConfig]
+
+
+def read_queue(path: Path) -> list[Entry]:
+    """The entries of a queue file, the most important first."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))["runs"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} is no queue of runs: {error}.") from error
+    return [_entry(table, path) for table in tables]
+
+
+def _entry(table: dict, path: Path) -> Entry:
+    for name in table.keys() - KEYS:
+        raise UsageError(f"{path}: '{name}' is not known; an entry has {', '.join(sorted(KEYS))}.")
+    experiment = EXPERIMENTS[table["experiment"]].select(table.get("only", []))
+    configs = experiment.configs(range(table.get("seeds", 1)))
+    configs = [config.parse(table.get("set", []), settings_for(config)) for config in configs]
+    return Entry(table["what"], list(dict.fromkeys(configs)))
+
+
+@contextmanager
+def time_limit(runner: FleetRunner, seconds: float, reserve: float) -> Iterator[None]:
+    """After so many seconds, have all runs save their state; if they still go on when the reserve ends, end them."""
+
+    rung = False
+
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal rung
+        if rung:
+            raise KeyboardInterrupt
+        rung = True
+        runner.request_stop()
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds), max(0.01, 0.8 * reserve))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def work_off(
+    configs: Sequence[RunConfig],
+    out: Path,
+    *,
+    seconds: float,
+    reserve: float = 40.0,
+    fleet: int | None = None,
+    device: str = "auto",
+    data: Path | None = None,
+    checkpoint_every: float = 120.0,
+) -> SweepSummary:
+    """Carry out the runs in order for so many seconds, the last `reserve` of which are for saving states."""
+    runner = FleetRunner(fleet)
+    with time_limit(runner, seconds - reserve, reserve):
+        return sweep(
+            configs, out, runner=runner, device=device, data=data, watch=tell, checkpoint_every=checkpoint_every
+        )
+
+
+def tell(event: Event) -> None:
+    if event.kind != "moved":
+        now = time.monotonic() - BEGAN
+        print(f"{now:6.0f} s  {event.kind} {event.config.title} {event.error}".rstrip(), flush=True)
+
+
+def small_name(config: RunConfig) -> str:
+    """A path such as seq-cifar10/er-200-seed0.json; settings other than the preset's are named as well."""
+    preset = RunConfig.preset(config.benchmark, config.method, buffer_size=config.buffer_size, seed=config.seed)
+    ours, usual = config.to_dict(), preset.to_dict()
+    other = "".join(f"-{name}{value}" for name, value in ours.items() if value != usual.get(name))
+    buffer = "" if config.buffer_size is None else f"-{config.buffer_size}"
+    return f"{config.benchmark}/{config.method}{buffer}-seed{config.seed}{other}.json"
+
+
+def write_small(configs: Sequence[RunConfig], out: Path, folder: Path) -> list[Path]:
+    """The finished runs under `out`, one file each."""
+    found, written = load_results(out), []
+    for config in configs:
+        stored = found.get(config)
+        if stored is not None:
+            path = folder / small_name(config)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, condensed(stored))
+            written.append(path)
+    return written
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queue", type=Path, default=ROOT / "benchmarks" / "queue.toml")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="results that are there already")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="new results, and states of runs in flight")
+    parser.add_argument("--small", type=Path, help="folder for new results as single files")
+    parser.add_argument("--seconds", type=float, default=540, help="time from start to end")
+    parser.add_argument("--reserve", type=float, default=40, help="of these, for saving states")
+    parser.add_argument("--fleet", type=int, help="runs at a time; default: as many as make it faster")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--list", action="store_true", help="show the queue and run nothing")
+    options = parser.parse_args(arguments)
+    entries = read_queue(options.queue)
+    known = load_results(options.results, options.out)
+    for number, entry in enumerate(entries, start=1):
+        there = sum(config in known for config in entry.configs)
+        print(f"{number}. {entry.what}: {there} of {len(entry.configs)} runs are there", flush=True)
+    missing = [config for entry in entries for config in entry.configs if config not in known]
+    missing = list(dict.fromkeys(missing))
+    if options.list or not missing:
+        return 0
+    left = options.seconds - (time.monotonic() - BEGAN)
+    summary = work_off(
+        missing, options.out, seconds=left, reserve=options.reserve, fleet=options.fleet, device=options.device,
+        data=options.data,
+    )  # fmt: skip
+    if options.small:
+        write_small(missing, options.out, options.small)
+    print(f"{len(summary.done)} runs done, {len(summary.failed)} failed, {summary.left} left", flush=True)
+    return 1 if summary.failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except HoldfastError as error:
+        sys.exit(f"error: {error}")

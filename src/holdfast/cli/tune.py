@@ -1,0 +1,166 @@
+"""holdfast tune: good hyper-parameters for a method, found on a validation split."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import TaskID
+from rich.table import Table
+
+from holdfast.benchmarks import BENCHMARKS
+from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
+from holdfast.cli.run import make_config
+from holdfast.display import output, progress_bars, table, tell
+from holdfast.errors import UsageError
+from holdfast.learners import method_names
+from holdfast.registry import unknown_name
+from holdfast.report.draw.canvas import save_figure
+from holdfast.report.draw.tuning import draw_study
+from holdfast.tuning import Study, Trial, import_optuna, preset_text, search_space, tune
+
+__all__: list[str] = []
+
+SHOWN = 5
+"""Trials in the table at the end."""
+STOPPED = 130  # exit code
+
+
+@app.command("tune")
+def tune_command(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark; see 'holdfast list benchmarks'.")],
+    method: Annotated[str, typer.Argument(help="A method; see 'holdfast list methods'.")],
+    trials: Annotated[int, typer.Option(help="Trials of the study, those of earlier calls included.", min=1)] = 30,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Range of lr, alpha, beta or another number to tune; may be repeated. Default: lr, alpha and beta, "
+            "each from a tenth to ten times the preset.",
+            metavar="NAME=LOW:HIGH",
+        ),
+    ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="Leave this one as it is; may be repeated.", metavar="NAME")
+    ] = None,
+    validation: Annotated[float, typer.Option(help="Share of each task's training samples to test on.")] = 0.1,
+    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds.", show_default="200")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change any setting; may be repeated.", metavar="KEY=VALUE")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: one per core.", min=1)] = None,
+    device: Device = "auto",
+    data: DataRoot = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the study.", metavar="DIR")] = Path("tuning"),
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Search good values of lr, alpha and beta on a validation split.
+
+    Writes a figure of what mattered and the best values as a preset. A study that was stopped or killed is continued
+    by the same command. Needs Optuna: the extra 'tune'.
+    """
+    import_optuna()
+    import_plugins(plugin)
+    BENCHMARKS[benchmark]
+    if method not in method_names():
+        raise unknown_name("method", method, method_names())
+    given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs}
+    config = make_config(benchmark, method, given, set_ or [])
+    if not 0 < validation < 1:
+        raise UsageError(f"--validation must be a share between 0 and 1, for instance 0.1, not {validation}.")
+    config = config.change(validation=validation)
+    space = search_space(config, over or [], fix or [])
+    with _Screen(trials) as screen:
+        study = tune(
+            config, space, out, trials=trials, jobs=jobs, device=device, data=data, plugins=plugin or [],
+            watch=screen.watch,
+        )  # fmt: skip
+    _conclude(study, out, trials, as_json)
+
+
+class _Screen:
+    """A bar for the study and one for each run on standard error; a line for each trial that ended."""
+
+    def __init__(self, trials: int) -> None:
+        self._bars = progress_bars(transient=True)
+        self._all = self._bars.add_task("trials", total=trials)
+        self._lines: dict[int, TaskID] = {}
+        self._best: float | None = None
+
+    def __enter__(self) -> _Screen:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def watch(self, trial: Trial, fraction: float) -> None:
+        """Show where a trial is."""
+        if trial.state == "running":
+            if trial.number not in self._lines:
+                self._lines[trial.number] = self._bars.add_task(f"trial {trial.number}", total=1.0)
+                self._bars.update(self._all, completed=trial.number + 1 - len(self._lines))
+            self._bars.update(self._lines[trial.number], completed=fraction)
+            return
+        if trial.number in self._lines:
+            self._bars.remove_task(self._lines.pop(trial.number))
+        self._bars.update(self._all, advance=1)
+        best = trial.state == "complete" and (self._best is None or (trial.accuracy or 0.0) > self._best)
+        self._best = trial.accuracy if best else self._best
+        tell(
+            f"trial {trial.number}: {_outcome(trial)}{', the best of this call so far' if best else ''}; {_text(trial)}"
+        )
+
+
+def _outcome(trial: Trial) -> str:
+    if trial.accuracy is None:
+        return "diverged" if trial.state == "pruned" else trial.state
+    stopped = "" if trial.state == "complete" else f", {trial.state} after {trial.tasks} tasks"
+    return f"{trial.accuracy:.2f} %{stopped}"
+
+
+def _text(trial: Trial) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in trial.values.items())
+
+
+def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
+    """Write the figure and the preset, show the best trials, and exit with the code for how the study ended."""
+    counts = {state: study.count(state) for state in ("complete", "pruned", "failed", "running")}
+    if study.best is not None:
+        figure = save_figure(draw_study(study), out / study.name).with_suffix(".svg")
+        preset = out / f"{study.name}.toml"
+        preset.write_text(preset_text(study, f"holdfast {shlex.join(sys.argv[1:])}"), encoding="utf-8")
+        tell(f"the best values are in {preset}, what mattered in {figure}")
+        for name in study.cramped:
+            tell(f"the best {name} lies near an end of its range; try a wider one: --over {name}=LOW:HIGH")
+    if as_json:
+        best = study.best._asdict() if study.best else None
+        print(json.dumps({"study": study.name, **counts, "best": best, "importance": study.importance}))
+    else:
+        output.print(_summary(study))
+    parts = [f"{counts['complete']} trials complete", f"{counts['pruned']} stopped early"]
+    parts += [
+        f"{counts[state]} {what}" for state, what in (("failed", "failed"), ("running", "under way")) if counts[state]
+    ]
+    left = wanted - sum(counts.values())
+    parts += [f"{left} left"] if left > 0 else []
+    tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
+    if study.interrupted:
+        raise typer.Exit(STOPPED)
+
+
+def _summary(study: Study) -> Table:
+    order = sorted(study.complete, key=lambda trial: -(trial.accuracy or 0.0))[:SHOWN]
+    if study.preset is not None and study.preset not in order:
+        order.append(study.preset)
+    names = [f"trial {trial.number}" + (" (preset)" if trial == study.preset else "") for trial in order]
+    values = [[f"{trial.values[each.name]:g}" for each in study.space] for trial in order]
+    rows = [(name, trial.accuracy, *each) for name, trial, each in zip(names, order, values, strict=True)]
+    return table(study.name, ("", "accuracy (%)", *(each.name for each in study.space)), rows)

@@ -1,0 +1,60 @@
+"""Where runs compute: the device, the CPU threads, the stream of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.models import preferred_threads
+
+__all__ = ["choose_device", "cpu_threads", "own_stream", "threads_for"]
+
+
+def threads_for(config: RunConfig) -> int:
+    """torch's CPU threads for a run: what its network prefers, else as many as torch chose for this machine.
+
+    The rule is the same wherever a run is carried out, since the number of threads decides how sums are rounded.
+    """
+    return preferred_threads(config.model) or torch.get_num_threads()
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device '{name}': use cpu, cuda or auto.")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("no CUDA device is available here; use --device cpu.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"'{name}' is not a device: use cpu, cuda, cuda:0 or auto.") from None
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with so many CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Inside, GPU work goes to a stream of its own: the default stream does not allow steps to be captured."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)

@@ -1,0 +1,85 @@
+"""FDR: the function that the network was at the end of each task is not to change.
+
+Benjamin, Rolnick, Kording, "Measuring and Regularizing Networks in Function Space", ICLR 2019. The memory is a
+reservoir that is offered each task when it has ended, so that all tasks have the same share of it on average. Both
+terms are descended in one step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.config import RunConfig
+from holdfast.learners.base import ReplayLearner
+from holdfast.learners.consistency import check_width
+from holdfast.learners.losses import Losses
+from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.methods import LEARNERS
+from holdfast.nested import Nested, rows
+
+__all__ = ["FunctionDistance"]
+
+CHUNK = 128
+"""Samples of one pass at the end of a task."""
+
+
+@LEARNERS.register("fdr", "FDR: the probabilities on samples of ended tasks stay where they were")
+class FunctionDistance(ReplayLearner):
+    """Cross-entropy, and the distance from the probabilities that stored samples had when their task ended.
+
+    loss = CE(minibatch) + beta * mean over a draw of |softmax(outputs now) - softmax(outputs then)|_2
+
+    It needs to be told when a task ends: `end_task(x, y)` passes all samples through the network in training mode and
+    offers them to the buffer. During the first task the second term is 0.
+
+    Options of this learner:
+
+    beta: weight of the second term; elsewhere alpha. Default: 1.
+    replay_size: samples drawn per step. Default: as many as observed.
+    """
+
+    needs_boundaries = True
+    terms = ("current", "consistency")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        beta: float = 1.0,
+        replay_size: int | None = None,
+        **shared: Unpack[ReplayOptions],
+    ) -> None:
+        super().__init__(model, optimizer, **shared)
+        check_weights(beta=beta)
+        check_sizes(replay_size=replay_size)
+        self.beta, self.replay_size = beta, replay_size
+
+    @classmethod
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """The draw has the size of a run's replay batch."""
+        return {"beta": config.beta, "replay_size": config.replay_size}
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """The loss of the minibatch, and the distance on a draw."""
+        if not self.buffer.stored:
+            outputs = self.forward(self.view(x))
+            self.check_labels(y, outputs)
+            loss = self.criterion(outputs, y)
+            return Losses(loss, current=loss)
+        drawn = self.buffer.sample(self.replay_size or rows(y))
+        outputs, now = self.forward_groups(x, drawn.x)
+        self.check_labels(y, outputs)
+        current, then = self.criterion(outputs, y), check_width(self, now, drawn.logits)
+        consistency = torch.linalg.vector_norm(now.softmax(1) - then.softmax(1), dim=1).mean()
+        return Losses(current + self.beta * consistency, current=current, consistency=consistency)
+
+    @torch.no_grad()
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Offer the task's samples to the buffer, with the outputs of the network as it is now."""
+        for inputs, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
+            self.buffer.add(inputs, labels, self.forward(self.view(inputs)))

@@ -1,0 +1,137 @@
+"""GEM: a step must not raise the loss on the stored samples of any earlier task.
+
+Lopez-Paz, Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIPS 2017. The buffer is divided evenly among
+the tasks that have ended, so that their number need not be known in advance; samples are chosen at random.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import UsageError
+from holdfast.learners.base import ReplayLearner
+from holdfast.learners.losses import Losses, widen
+from holdfast.learners.optimizers import Optimizer, forget_gradients, gradients_of
+from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.methods import LEARNERS
+from holdfast.nested import Nested
+from holdfast.rng import generator
+
+__all__ = ["EpisodicGem"]
+
+RIDGE = 1e-3
+"""Added to the diagonal of the quadratic program, as in the authors' code, so that it always has one solution."""
+
+
+@LEARNERS.register("gem", "GEM: gradients that do not raise the loss on any earlier task")
+class EpisodicGem(ReplayLearner):
+    """The gradient g of the minibatch is projected where it would raise the loss on an earlier task.
+
+    g <- g + R^T v;  the rows of R are the gradients r_k on the stored samples of each earlier task, and v minimises
+    v^T (R R^T + 0.001) v / 2 + v^T R g with all v_k >= margin. Nothing is changed if no product r_k . g is negative.
+
+    It needs to be told when a task ends: `end_task(x, y)`. A step passes all stored samples through the network, and
+    the quadratic program is solved on the host (scipy.optimize.nnls, exact), so steps are not captured in CUDA graphs.
+
+    Options of this learner:
+
+    margin: the least v_k; more than 0 favours earlier tasks. Default: 0.5.
+    """
+
+    needs_boundaries = True
+    capturable = False
+    terms = ("current",)
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, *, margin: float = 0.5, **shared: Unpack[ReplayOptions]
+    ) -> None:
+        if shared.get("balanced"):
+            raise UsageError("GEM chooses its samples itself: leave out balanced.")
+        super().__init__(model, optimizer, **shared)
+        check_weights(margin=margin)
+        if find_spec("scipy") is None:
+            raise UsageError("GEM needs scipy: install the extra 'gem' (pip install 'holdfast[gem]').")
+        self.margin = margin
+        self.tasks = torch.full((self.buffer.capacity,), -1)
+        """For each slot of the buffer, the number of the task that its sample is from, or -1; on the host."""
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """The loss of the minibatch."""
+        outputs = self.forward(self.view(x))
+        self.check_labels(y, outputs)
+        loss = self.criterion(outputs, y)
+        return Losses(loss, current=loss)
+
+    def backward(self, losses: Losses) -> list[Tensor]:
+        """The gradient of the minibatch, projected where it points against that of an earlier task."""
+        if not self.buffer.stored:
+            return super().backward(losses)
+        references = torch.stack([_flat(self._gradients(task)) for task in range(int(self.tasks.max()) + 1)])
+        gradients = super().backward(losses)
+        direction = _flat(gradients)
+        products = references @ direction
+        if bool((products < 0).any()):
+            weights = _weights((references @ references.T).cpu(), products.cpu(), self.margin)
+            _assign(gradients, direction + weights.to(direction) @ references)
+        return gradients
+
+    def _gradients(self, task: int) -> list[Tensor]:
+        """The gradients on the stored samples of an earlier task."""
+        stored = self.buffer.contents()
+        slots = (self.tasks[: self.buffer.stored] == task).nonzero().squeeze(1).to(stored.y.device)
+        x, y = stored.x[slots].to(self.device), stored.y[slots].to(self.device)
+        forget_gradients(self.optimizer)
+        self.criterion(self.forward(self.view(x)), y).backward()  # type: ignore[no-untyped-call]
+        return gradients_of(self.optimizer, self.model)
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Give the task its share of the buffer; those of earlier tasks become smaller."""
+        task = int(self.tasks.max()) + 1
+        share = self.buffer.capacity // (task + 1)
+        if not share:
+            raise UsageError(f"a buffer of {self.buffer.capacity} samples is too small for {task + 1} tasks.")
+        chosen = torch.randperm(len(y), generator=generator(self.seed, "memory"))[:share].to(y.device)
+        x, y, tasks = x[chosen], y[chosen], torch.full((len(chosen),), task)
+        if task:
+            stored, before = self.buffer.contents(), self.tasks[: self.buffer.stored]
+            slots = torch.cat([(before == each).nonzero().squeeze(1)[:share] for each in range(task)])
+            places = slots.to(stored.y.device)
+            x, y = torch.cat([stored.x[places].to(x.device), x]), torch.cat([stored.y[places].to(y.device), y])
+            tasks = torch.cat([before[slots], tasks])
+        self.buffer.replace(x, y)
+        self.tasks.fill_(-1)
+        self.tasks[: len(tasks)] = tasks
+
+    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
+        """Which task each stored sample is from."""
+        return {"tasks": self.tasks}
+
+
+def _weights(gram: Tensor, products: Tensor, margin: float) -> Tensor:
+    """The v that minimises v^T (gram + RIDGE) v / 2 + v^T products with all v_k >= margin, (T,) float64.
+
+    With v = margin + u and the Cholesky factor L of the matrix, it is |L^T u + L^-1 (products + matrix margin)|^2 / 2
+    with u >= 0: least squares that are not negative, which an active set solves exactly.
+    """
+    from scipy.optimize import nnls
+
+    matrix = gram.double() + RIDGE * torch.eye(len(gram), dtype=torch.float64)
+    factor = torch.linalg.cholesky(matrix)
+    linear = products.double() + matrix.sum(1) * margin
+    goal = -torch.linalg.solve_triangular(factor, linear[:, None], upper=False)[:, 0]
+    return torch.from_numpy(nnls(factor.T.numpy(), goal.numpy())[0]) + margin
+
+
+def _flat(gradients: list[Tensor]) -> Tensor:
+    return torch.cat([widen(gradient).flatten() for gradient in gradients])
+
+
+@torch.no_grad()
+def _assign(gradients: list[Tensor], flat: Tensor) -> None:
+    """Write the numbers of `flat` back, in place."""
+    for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))

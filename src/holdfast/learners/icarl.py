@@ -1,0 +1,171 @@
+"""iCaRL: stored exemplars represent their classes, and the nearest mean of exemplars is the answer.
+
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017. As in the code of Buzzega et
+al., from which the published values come, features are not normalised. A draw of exemplars joins each minibatch, where
+the original mixes them into the data of the task.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.learners.base import ReplayLearner
+from holdfast.learners.losses import Losses, widen
+from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.options import ReplayOptions, check_sizes
+from holdfast.methods import LEARNERS
+from holdfast.models import count_outputs, evaluating, features
+from holdfast.nested import Nested, concat, rows
+
+__all__ = ["Icarl"]
+
+CHUNK = 256
+"""Samples of one pass at the end of a task."""
+
+NEVER = -1e9
+"""The output for a class that has no exemplars."""
+
+
+@LEARNERS.register("icarl", "iCaRL: herded exemplars, and the nearest mean of exemplars as the answer")
+class Icarl(ReplayLearner):
+    """Binary cross-entropy per class; classes of earlier tasks have the last task's network as their target.
+
+    loss = mean over samples and classes seen so far of BCE(sigmoid(output), target), with target = sigmoid(output of
+    the last task's network) for classes of earlier tasks, 1 for the label, and 0 otherwise
+
+    It needs to be told where tasks begin and end: `begin_task(classes)`, `end_task(x, y)`. When a task ends, the buffer
+    is divided evenly among the classes. The exemplars of a class are those whose mean comes closest to the mean of all
+    its samples, chosen one after the other (herding). The evaluated network is as of the last task's end: its outputs
+    for features f are |f - c|^2 - |f - mean of the class|^2, where c is the mean of all means. The model needs a method
+    `features(x)`, and its last layer must be an nn.Linear with a bias.
+
+    Options of this learner:
+
+    replay_size: exemplars drawn per step. Default: as many as observed.
+    """
+
+    needs_boundaries = True
+    grows = False
+    terms = ("current",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        replay_size: int | None = None,
+        **shared: Unpack[ReplayOptions],
+    ) -> None:
+        if shared.get("balanced"):
+            raise UsageError("iCaRL chooses its samples itself: leave out balanced.")
+        super().__init__(model, optimizer, **shared)
+        check_sizes(replay_size=replay_size)
+        if self.loss is not None or self.class_weights is not None:
+            raise UsageError("iCaRL has a loss of its own: leave out loss= and class_weights=.")
+        self.replay_size = replay_size
+        outputs = count_outputs(self.model)
+        self.teacher, self.nearest = (deepcopy(self.model).requires_grad_(False).eval() for _ in range(2))
+        # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
+        self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))
+
+    @classmethod
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """The draw has the size of a run's replay batch."""
+        return {"replay_size": config.replay_size}
+
+    def begin_task(self, classes: tuple[int, ...]) -> None:
+        """Let the outputs of these classes learn from labels, and those of all others from the last task's network."""
+        self.old.copy_(self.seen)
+        self.old[list(classes)] = False
+        self.seen[list(classes)] = True
+        if self.buffer.capacity < int(self.seen.sum()):
+            raise UsageError(f"{int(self.seen.sum())} classes need as many exemplars: choose a larger buffer size.")
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """Binary cross-entropy of the minibatch and a draw together."""
+        inputs, labels = [x], y
+        if self.buffer.stored:
+            drawn = self.buffer.sample(self.replay_size or rows(y))
+            inputs, labels = [x, drawn.x], concat([y, drawn.y])
+        view = self.view(*inputs)
+        outputs = self.forward(view)
+        self.check_labels(y, outputs)
+        if self.validate and not bool(self.seen[y].all()):
+            self.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))
+        targets = torch.zeros_like(outputs).scatter_(1, labels[:, None], 1)
+        with torch.no_grad():
+            targets = torch.where(self.old, self.forward(view, self.teacher).sigmoid(), targets)
+        terms = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none") * self.seen
+        loss = terms.sum() / (self.seen.sum() * len(labels))
+        return Losses(loss, current=loss)
+
+    @torch.no_grad()
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Choose exemplars, and make the network as it is now the teacher and the evaluated one."""
+        share = self.buffer.capacity // int(self.seen.sum())
+        if self.buffer.stored:
+            stored = self.buffer.contents()
+            x, y = torch.cat([stored.x.to(x.device), x]), torch.cat([stored.y.to(y.device), y])
+        fresh, found = torch.arange(len(y)) >= self.buffer.stored, self._features(x)
+        chosen, means = [], {}
+        for label in torch.unique(y).tolist():
+            places = (y == label).nonzero().squeeze(1)
+            if fresh[places.cpu()].any():  # else its exemplars are in the order of their importance already
+                places = places[_herd(found[places], share)]
+            chosen.append(places[:share])
+            means[label] = found[chosen[-1]].mean(0)
+        order = torch.cat(chosen)
+        self.buffer.replace(x[order], y[order])
+        self.teacher.load_state_dict(self.model.state_dict())
+        self.nearest.load_state_dict(self.model.state_dict())
+        _answer_nearest(self.nearest, means)
+
+    def _features(self, x: Tensor) -> Tensor:
+        """The features of these samples in evaluation mode, without augmentation if the view can do without, (B, D)."""
+        view = getattr(self.augment, "normalize", self.augment)
+        with evaluating(self.model), self.autocast():
+            return torch.cat([widen(features(self.model, view(part.clone()))) for part in torch.split(x, CHUNK)])
+
+    def evaluated(self) -> nn.Module:
+        """The network of the last task's end, with the nearest mean of exemplars as its answer."""
+        return self.nearest
+
+    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
+        """The teacher, the evaluated network, and which outputs belong to which tasks."""
+        return {"teacher": self.teacher, "nearest": self.nearest, "seen": self.seen, "old": self.old}
+
+
+def _herd(found: Tensor, count: int) -> Tensor:
+    """Choose rows of the features (B, D) one after the other, so that their mean is as near as can be to that of all.
+
+    Returns the numbers of at most `count` rows, in the order of choice.
+    """
+    mean, total = found.mean(0), torch.zeros_like(found[0])
+    left, chosen = torch.ones(len(found), dtype=torch.bool, device=found.device), []
+    for number in range(1, min(count, len(found)) + 1):
+        distances = (number * mean - total - found).square().sum(1)
+        best = distances.masked_fill(~left, torch.inf).argmin()
+        left[best] = False
+        total += found[best]
+        chosen.append(best)
+    return torch.stack(chosen)
+
+
+def _answer_nearest(network: nn.Module, means: dict[int, Tensor]) -> None:
+    """Make the last layer compute |f - c|^2 - |f - mean|^2 = 2 (mean - c) f + |c|^2 - |mean|^2 for every class."""
+    head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    if head.bias is None:
+        raise UsageError("iCaRL needs a model whose last nn.Linear has a bias.")
+    centre = torch.stack(list(means.values())).mean(0)
+    head.weight.zero_()
+    head.bias.fill_(NEVER)
+    for label, mean in means.items():
+        head.weight[label] = 2 * (mean - centre)
+        head.bias[label] = centre.square().sum() - mean.square().sum()

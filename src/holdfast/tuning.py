@@ -1,0 +1,469 @@
+"""Hyper-parameters of a method -> a study: many runs on a validation split, each with other values.
+
+    study = tune(config, search_space(config), Path("tuning"))
+
+Optuna (the extra `tune`) chooses the values. The folder holds its record of all studies, `study.db`, and the numbers of
+each finished run in a folder of its fingerprint. A study that was stopped, or killed, is continued by the same call:
+runs in flight go on from their checkpoints. Several processes may work on one study.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from hashlib import sha256
+from math import isfinite, log
+from pathlib import Path
+from statistics import fmean, median
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from holdfast import results
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.learners import settings_for
+from holdfast.methods import LEARNERS
+from holdfast.registry import unknown_name
+from holdfast.sweep.grid import carry_out_all, local_runner
+from holdfast.sweep.leases import HEARTBEAT, Leases
+from holdfast.sweep.runner import Event, Job, Runner
+
+__all__ = ["Range", "Study", "Trial", "preset_text", "search_space", "tune", "with_values"]
+
+STUDIES = "study.db"
+DIGITS = 3
+"""Significant digits of a value that is tried: what is written down is exactly what ran."""
+SPAN = 10.0
+"""A range reaches from the preset divided by this to the preset times this, unless told otherwise."""
+FIRST_VERDICT = 1
+"""Tasks learned before a run may be stopped early: the first task says nothing about forgetting."""
+ENOUGH = 5
+"""Finished trials before any may be stopped early."""
+HOPELESS = 3
+"""Failures without a single success after which a study gives up."""
+DIVERGED = "no longer finite"
+"""In the error of a run whose loss became infinite: values to avoid, not a failure of the study."""
+
+
+class Range(NamedTuple):
+    """Values to try: of lr, alpha, beta, another number of a config, or a setting of the method."""
+
+    name: str
+    low: float
+    high: float
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether values are drawn evenly on a logarithmic scale: where the ends are a factor of ten apart."""
+        return self.low > 0 and self.high >= SPAN * self.low
+
+    def place(self, value: float) -> float:
+        """Where a value lies between the ends, 0 to 1, on the scale that values are drawn on."""
+        low, high, own = (log(x) if self.logarithmic else x for x in (self.low, self.high, value))
+        return (own - low) / (high - low)
+
+    def has(self, value: float | None) -> bool:
+        """Whether the value is one of those to try."""
+        return value is not None and self.low <= value <= self.high
+
+
+class Trial(NamedTuple):
+    """One run of a study."""
+
+    number: int
+    state: Literal["running", "complete", "pruned", "failed"]
+    values: dict[str, float]
+    accuracy: float | None
+    """Mean validation accuracy in percent over the tasks learned; None if none was learned."""
+    tasks: int
+    """Tasks learned: fewer than all where the run was stopped early."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is known so far."""
+
+    name: str
+    config: RunConfig
+    """The run that values are put into."""
+    space: tuple[Range, ...]
+    trials: tuple[Trial, ...]
+    importance: dict[str, float]
+    """Share of the differences in accuracy that each value explains (fANOVA); empty after few trials."""
+    interrupted: bool = False
+    best_result: results.RunResult | None = None
+
+    @cached_property
+    def complete(self) -> list[Trial]:
+        """The trials that learned all tasks."""
+        return [trial for trial in self.trials if trial.state == "complete"]
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial of the highest accuracy; the earlier one of two."""
+        return max(self.complete, key=lambda trial: trial.accuracy or 0.0, default=None)
+
+    @property
+    def preset(self) -> Trial | None:
+        """The trial with the values that the config had before, if it is complete."""
+        own = {name: value and _rounded(value) for name, value in _values(self.config, self.space).items()}
+        return next((trial for trial in self.complete if trial.values == own), None)
+
+    @property
+    def cramped(self) -> list[str]:
+        """The numbers whose best value lies near an end of its range: a wider range may have a better one."""
+        best = self.best
+        return [each.name for each in self.space if best and not 0.1 < each.place(best.values[each.name]) < 0.9]
+
+    def count(self, state: str) -> int:
+        """Trials of a state."""
+        return sum(trial.state == state for trial in self.trials)
+
+
+Watch = Callable[[Trial, float], None]
+"""Told of a trial and the share of its training done, when it moves or ends."""
+
+
+def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[str] = ()) -> tuple[Range, ...]:
+    """What to try: lr, and alpha and beta where the method reads them, without those `fixed`.
+
+    `over` has texts `name=low:high`, for these or for further numbers.
+    """
+    given = dict(map(_parse_range, over))
+    learner = LEARNERS.get(config.method, LEARNERS["consistency"])
+    usual = ["lr", *(name for name in ("alpha", "beta") if name in learner.arguments(config))]
+    left_out = set(fixed)
+    for name in left_out - set(usual):
+        raise UsageError(f"{name} is not tuned anyway; tuned are {', '.join(usual)} and what --over names.")
+    space = [given.get(name) or _around(config, name) for name in usual if name not in left_out]
+    space += [each for name, each in given.items() if name not in usual]
+    if not space:
+        raise UsageError("nothing is left to tune: name something with --over name=low:high.")
+    for each in space:
+        for value in (each.low, each.high):
+            with_values(config, {each.name: value})  # raises if there is no such number, or if it cannot have the value
+    return tuple(space)
+
+
+def _parse_range(text: str) -> tuple[str, Range]:
+    name, _, ends = text.partition("=")
+    low, colon, high = ends.partition(":")
+    try:
+        found = Range(name.strip(), float(low), float(high))
+    except ValueError:
+        raise UsageError(f"'{text}' is not of the form name=low:high, for instance lr=0.01:1.") from None
+    if not colon or not isfinite(found.low) or not isfinite(found.high) or found.low >= found.high:
+        raise UsageError(f"'{text}': the low end must be smaller than the high one, and both must be finite.")
+    return found.name, found
+
+
+def _around(config: RunConfig, name: str) -> Range:
+    value = getattr(config, name)
+    if not value:
+        raise UsageError(f"{name} is 0 in the preset; say what to try with --over {name}=low:high, or --fix {name}.")
+    return Range(name, _rounded(value / SPAN), _rounded(value * SPAN))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def with_values(config: RunConfig, values: dict[str, float]) -> RunConfig:
+    """The config with numbers put in by name, as `--set` names them."""
+    own, options, settings = settings_for(config), dict(config.options), dict(config.settings)
+    numbers = [field.name for field in fields(config) if field.type == "float"]
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith("regularizer."):
+            options[name.removeprefix("regularizer.")] = value
+        elif isinstance(own.get(name), float):
+            settings[name] = value
+        elif name in numbers and name != "validation":
+            changes[name] = value
+        else:
+            known = [*numbers, *(each for each, default in own.items() if isinstance(default, float))]
+            raise unknown_name("number to tune", name, [each for each in known if each != "validation"])
+    return config.change(**changes, options=tuple(options.items()), settings=tuple(settings.items()))
+
+
+def _values(config: RunConfig, space: Iterable[Range]) -> dict[str, float | None]:
+    """The numbers that the config has now; None for one that is left to the method's default."""
+    own = settings_for(config) | dict(config.settings) | {f"regularizer.{name}": x for name, x in config.options}
+    return {each.name: own.get(each.name, getattr(config, each.name, None)) for each in space}
+
+
+def tune(
+    config: RunConfig,
+    space: Sequence[Range],
+    out: Path,
+    *,
+    trials: int = 30,
+    runner: Runner | None = None,
+    jobs: int | None = None,
+    device: str = "auto",
+    data: Path | None = None,
+    plugins: Sequence[str] = (),
+    watch: Watch | None = None,
+) -> Study:
+    """Carry out trials until the study has so many, and return what is known then.
+
+    The first trial has the config's own values. A run that lies under the median of the finished ones after a task,
+    from the second task on, is stopped: its state is `pruned`. Ctrl-C and SIGTERM let each run save its state; the
+    same call continues the study. Runs share a GPU as a fleet, or have a process each on a CPU (see `local_runner`).
+    """
+    if not config.validation:
+        raise UsageError("tuning needs a validation split, for instance validation=0.1: test sets must not choose.")
+    results.check_writable(out)
+    with _usual_errors(out):
+        session = _Session(config, tuple(space), out, trials, watch)
+        job = Job(out, data, device, tuple(plugins), Path.cwd())
+        try:
+            finished = carry_out_all(runner or local_runner(device, jobs), session.configs(), job, session.emit)
+        finally:
+            session.close()
+        if session.hopeless:
+            raise HoldfastError(f"the study gave up after {HOPELESS} failures. The last: {session.failures[-1]}")
+        return session.summary(interrupted=not finished)
+
+
+class _Session:
+    """One process's work on a study."""
+
+    def __init__(
+        self, config: RunConfig, space: tuple[Range, ...], out: Path, trials: int, watch: Watch | None
+    ) -> None:
+        self.optuna = import_optuna()
+        self._config, self._space, self._out, self._wanted = config, space, out, trials
+        self._watch = watch or (lambda trial, fraction: None)
+        self._leases, self._renewed = Leases(out), time.monotonic()
+        self._running: dict[RunConfig, tuple[Any, Trial]] = {}
+        """Optuna's trials, and where they are."""
+        self.failures: list[str] = []
+        self._succeeded = False
+        self.name = _study_name(config, space)
+        self._study = self._open()
+
+    def _open(self) -> Any:
+        address = f"sqlite:///{(self._out / STUDIES).absolute()}"
+        patient = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
+        storage = self.optuna.storages.RDBStorage(address, engine_kwargs=patient)
+        study = self.optuna.create_study(
+            storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
+        )
+        own = _values(self._config, self._space)
+        if all(each.has(own[each.name]) for each in self._space) and not study.get_trials(deepcopy=False):
+            study.enqueue_trial(own)
+        return study
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether every trial failed so far."""
+        return len(self.failures) >= HOPELESS and not self._succeeded
+
+    def configs(self) -> Iterator[RunConfig | None]:
+        """First the runs that a stopped or killed process left, then new ones until there are enough."""
+        for frozen in self._trials("RUNNING"):
+            # Its parameters may be missing if the process was killed at just that moment; they are drawn now.
+            config = self._take(self.optuna.trial.Trial(self._study, frozen._trial_id))
+            if config is not None:
+                yield config
+        while len(self._trials("RUNNING", "COMPLETE", "PRUNED", "FAIL")) < self._wanted and not self.hopeless:
+            config = self._take(self._ask())
+            if config is not None:
+                yield config
+
+    def _trials(self, *states: str) -> list[Any]:
+        wanted = tuple(self.optuna.trial.TrialState[state] for state in states)
+        found: list[Any] = self._study.get_trials(deepcopy=False, states=wanted)
+        return found
+
+    def _ask(self) -> Any:
+        """A new trial. What is drawn depends on the seed and on the trials so far, not on when a study was stopped."""
+        number = len(self._study.get_trials(deepcopy=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
+            # A constant liar takes runs that have not ended for bad ones, so that two at a time try different values.
+            self._study.sampler = self.optuna.samplers.TPESampler(
+                seed=(self._config.seed + number) % 2**32, constant_liar=True
+            )
+        return self._study.ask()
+
+    def _take(self, trial: Any) -> RunConfig | None:
+        """The run of a trial; None if another process has it, or if it was finished and not noted."""
+        drawn = {
+            each.name: trial.suggest_float(each.name, each.low, each.high, log=each.logarithmic) for each in self._space
+        }
+        config = with_values(self._config, {name: _rounded(value) for name, value in drawn.items()})
+        if not self._leases.acquire(config):
+            return None
+        self._note(config, trial)
+        if results.find(self._out, config) is not None:  # saved by a process that was killed before it could say so
+            self._end(Event("done", config, 1.0))
+            return None
+        return config
+
+    def emit(self, event: Event | None) -> bool | None:
+        """Take the news of runs; True asks for one to be stopped."""
+        if time.monotonic() - self._renewed > HEARTBEAT:
+            self._renewed = time.monotonic()
+            self._leases.renew()
+        if event is None:
+            return None
+        if event.kind not in ("started", "moved"):
+            self._end(event)
+            return None
+        behind = event.row is not None and self._is_behind(event)
+        self._watch(self._running[event.config][1], event.fraction)
+        return behind
+
+    def _note(self, config: RunConfig, trial: Any) -> None:
+        """Read where a trial is."""
+        self._running[config] = trial, self._read(self._study.get_trials(deepcopy=False)[trial.number])
+
+    def _is_behind(self, event: Event) -> bool:
+        """Report the accuracy after a task; whether it is under the median of the finished trials after that task.
+
+        Optuna's own median rule compares the best accuracy so far, which is nearly always the one after the first task.
+        """
+        assert event.row is not None
+        task, accuracy = len(event.row) - 1, fmean(event.row)
+        self._report(event.config, [event.row])
+        finished = [each.intermediate_values.get(task) for each in self._trials("COMPLETE")]
+        others = [value for value in finished if value is not None]
+        return task >= FIRST_VERDICT and event.fraction < 1 and len(others) >= ENOUGH and accuracy < median(others)
+
+    def _report(self, config: RunConfig, rows: Iterable[Sequence[float]]) -> None:
+        """Note the accuracies after tasks, those that are not noted yet."""
+        trial, known = self._running[config]
+        for row in rows:
+            if len(row) > known.tasks:  # a run that continues from a checkpoint may learn a task again
+                trial.report(fmean(row), len(row) - 1)
+        self._note(config, trial)
+
+    def _end(self, event: Event) -> None:
+        """Note in the study how a run ended."""
+        (trial, _), state = self._running[event.config], self.optuna.trial.TrialState
+        if event.kind == "done":
+            found = results.find(self._out, event.config)
+            assert found is not None, "runners report a run as done after its result is saved"
+            matrix = found.matrix.tolist()  # a row per task, that of the last one with all tasks
+            self._report(event.config, [*(row[: task + 1] for task, row in enumerate(matrix[:-1])), matrix[-1]])
+            self._study.tell(trial, found.accuracy)
+            self._succeeded = True
+            for name in (results.LOGITS, results.WEIGHTS):  # large, and nobody needs them of every trial
+                (self._out / event.config.fingerprint / name).unlink(missing_ok=True)
+        elif event.kind == "abandoned" or DIVERGED in event.error:
+            self._study.tell(trial, state=state.PRUNED)
+        else:
+            trial.set_user_attr("error", event.error)
+            self.failures.append(event.error)
+            self._study.tell(trial, state=state.FAIL)
+        self._note(event.config, trial)
+        self._watch(self._running.pop(event.config)[1], 1.0)
+        self._leases.release(event.config)
+
+    def close(self) -> None:
+        """Give back the runs that were not finished."""
+        for config in self._leases.mine():
+            self._leases.release(config)
+
+    def _read(self, frozen: Any) -> Trial:
+        """A trial of Optuna's as plain values."""
+        states: dict[str, Literal["running", "complete", "pruned", "failed"]] = {
+            "COMPLETE": "complete",
+            "PRUNED": "pruned",
+            "FAIL": "failed",
+        }
+        steps = frozen.intermediate_values
+        accuracy = frozen.value if frozen.value is not None else steps[max(steps)] if steps else None
+        values = {each.name: _rounded(frozen.params[each.name]) for each in self._space if each.name in frozen.params}
+        tasks = max(steps) + 1 if steps else 0
+        return Trial(frozen.number, states.get(frozen.state.name, "running"), values, accuracy, tasks)
+
+    def summary(self, interrupted: bool) -> Study:
+        """The study as it is now."""
+        found = tuple(map(self._read, self._trials("RUNNING", "COMPLETE", "PRUNED", "FAIL")))
+        study = Study(self.name, self._config, self._space, found, self._importance(), interrupted)
+        if study.best is None:
+            return study
+        return replace(study, best_result=results.find(self._out, with_values(self._config, study.best.values)))
+
+    def _importance(self) -> dict[str, float]:
+        complete = self._trials("COMPLETE")
+        if len(complete) < ENOUGH or len({trial.value for trial in complete}) < 2:
+            return {}
+        evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=0)
+        try:
+            found = self.optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        except (RuntimeError, ValueError):  # no variance to explain
+            return {}
+        return {name: float(share) for name, share in found.items()}
+
+
+def _study_name(config: RunConfig, space: tuple[Range, ...]) -> str:
+    """A name that studies share if and only if they try the same ranges on the same run."""
+    buffer = "" if config.buffer_size is None else f"-{config.buffer_size}"
+    digest = sha256(f"{config.fingerprint} {[tuple(each) for each in space]}".encode()).hexdigest()[:8]
+    return f"{config.benchmark}-{config.method}{buffer}-{digest}"
+
+
+def import_optuna() -> ModuleType:
+    """Optuna, which prints nothing of its own; a `UsageError` names the extra where it is missing."""
+    try:
+        import optuna
+        import optuna.importance
+        import optuna.storages
+    except ImportError as error:
+        raise UsageError("tuning needs Optuna: install the extra 'tune' (pip install 'holdfast[tune]').") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    module: ModuleType = optuna
+    return module
+
+
+@contextmanager
+def _usual_errors(out: Path) -> Iterator[None]:
+    """Errors of the database, as a sentence."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise HoldfastError(
+            f"{out / STUDIES} cannot be used: {reason}. If it is damaged, move it away to start a new study."
+        ) from error
+
+
+def preset_text(study: Study, command: str) -> str:
+    """The best values as a table of presets.toml, with where they come from. `command` is the command line."""
+    best, config = study.best, study.config
+    if best is None or best.accuracy is None:
+        raise HoldfastError("no trial has finished yet, so there is nothing to write down.")
+    made = study.best_result.environment if study.best_result else {}
+    about = [
+        f"{command}",
+        f"{study.count('complete')} trials complete, {study.count('pruned')} stopped early, "
+        f"{study.count('failed')} failed; trial {best.number} is the best.",
+        f"Accuracy {best.accuracy:.2f} % on {100 * config.validation:g} % of the training samples, seed {config.seed}.",
+    ]
+    if study.preset is not None and study.preset.accuracy is not None:
+        about += [f"With the preset's values: {study.preset.accuracy:.2f} %."]
+    about += [
+        "The best of many trials looks better than it is: compare with other seeds before you trust it.",
+        f"holdfast {made.get('holdfast')}, commit {made.get('commit')}, torch {made.get('torch')}, "
+        f"{made.get('device')}, {time.strftime('%Y-%m-%d')}.",
+    ]
+    options = {name: value for name, value in best.values.items() if name.startswith("regularizer.")}
+    about += [f"A preset cannot hold these; give them with --set: {_pairs(options)}."] if options else []
+    values = ", ".join(f"{name} = {value!r}" for name, value in best.values.items() if name not in options)
+    size = f"{config.buffer_size} = {{ {values} }}" if config.buffer_size is not None else values.replace(", ", "\n")
+    head = f"[benchmarks.{config.benchmark}.tuned.{config.method}]"
+    return "".join(f"# {line}\n" for line in about) + f"{head}\n{size}\n"
+
+
+def _pairs(values: dict[str, float]) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in values.items())

@@ -1,0 +1,93 @@
+"""benchmarks/second_opinion.py on the committed runs: its numbers are those of the page, and right."""
+
+import json
+import runpy
+from statistics import fmean, stdev
+
+import pytest
+
+from .blocks import ROOT
+
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "second_opinion.py"))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return SCRIPT["numbers"]()
+
+
+def test_the_page_has_these_numbers(found):
+    stored = json.loads((ROOT / "docs" / "pictures" / "how-sure.json").read_text("utf-8"))
+    assert json.loads(json.dumps(found)) == stored, "run `make pictures`"
+
+
+def test_the_runs_are_whole():
+    runs = SCRIPT["read"]("runs.jsonl")
+    seeds = {code: [run["seed"] for run in runs if run["code"] == code] for code in ("holdfast", "second-opinion")}
+    assert seeds == {"holdfast": list(range(24)), "second-opinion": list(range(18))}
+    for run in runs:
+        assert run["tail"][-1] == run["accuracy"] == pytest.approx(fmean(run["accuracy_matrix"][-1]), abs=0.01)
+        assert (len(run["tail"]), len(run["short_norms"])) == (10, 25)
+
+
+def test_means_and_the_interval_by_hand(found):
+    """Welch's interval from its formula, with Student's quantile as printed in tables."""
+    runs = SCRIPT["read"]("runs.jsonl")
+    ours, theirs = (
+        [fmean(run["tail"]) for run in runs if run["code"] == code] for code in ("holdfast", "second-opinion")
+    )
+    tail = found["measures"]["tail"]
+    assert tail["holdfast"]["mean"] == pytest.approx(fmean(ours), abs=1e-4)
+    assert tail["second"]["sd"] == pytest.approx(stdev(theirs), abs=1e-4)
+    parts = [stdev(each) ** 2 / len(each) for each in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (ours, theirs), strict=True))
+    assert 33 < freedom < 34
+    half = 1.692 * sum(parts) ** 0.5  # t(0.95) at 33 to 34 degrees of freedom: 1.692 and 1.691
+    apart = fmean(ours) - fmean(theirs)
+    assert tail["interval90"] == pytest.approx([apart - half, apart + half], abs=1e-3)
+
+
+def test_holm():
+    corrected = SCRIPT["holm"]({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
+    assert corrected == pytest.approx({"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5})
+
+
+def test_power_by_simulation():
+    """The chances that the formulas give are those of experiments with made-up runs."""
+    import numpy as np
+    from scipy import stats
+
+    draw = np.random.default_rng(0)
+    ours, theirs = draw.normal(0, 1.3, (2000, 24)), draw.normal(0, 1.5, (2000, 18))
+    error, freedom = (1.3**2 / 24 + 1.5**2 / 18) ** 0.5, 33.5
+    found = stats.ttest_ind(ours, theirs, axis=1, equal_var=False).confidence_interval(0.90)
+    inside = np.mean((found.low > -1) & (found.high < 1))
+    assert SCRIPT["equivalence_power"](1.0, error, freedom) == pytest.approx(inside, abs=0.05)
+    shifted = stats.ttest_ind(ours + SCRIPT["detectable"](error, freedom), theirs, axis=1, equal_var=False)
+    assert np.mean(shifted.pvalue < 0.05) == pytest.approx(0.8, abs=0.04)
+
+
+def test_what_the_page_says_is_so(found):
+    """The sentences that would have to change with the numbers."""
+    measures, authors = found["measures"], found["authors"]
+    assert measures["tail"]["equivalent"] == {"1": False, "2": True}
+    assert measures["tail"]["interval95"][0] > -3, "a fault of three points is ruled out"
+    assert measures["task_tail"]["equivalent"] == {"1": True, "2": True}
+    assert (
+        measures["task_tail"]["holm_p"] < 0.05 < min(measures[name]["holm_p"] for name in ("last", "tail", "task_last"))
+    )
+    assert all(each["difference"] < 0 for each in measures.values()), "Holdfast lies lower in every row"
+    assert authors["second_last"]["difference"] < 0
+    assert authors["holdfast_last"]["difference"] < 0
+    closer = authors["last"]["mean"] - measures["last"]["holdfast"]["median"]
+    assert closer < 0.6 * authors["holdfast_last"]["size"], "a few bad runs make half of the gap"
+    assert all(each["norm_and_drop"] > 0.5 for each in found["last_step"].values())
+    assert found["checks"]["corrected_p"] > 0.05
+
+
+def test_readers_of_results_pass_it_over():
+    from holdfast.experiments import load_results
+
+    found = load_results(ROOT / "results" / "second-opinion")
+    assert len(found) == 0
+    assert found.skipped == []
