@@ -36,7 +36,7 @@ def test_twelve_steps_in_three_tasks(kind, beta, replay_size):
 
     def augment(x):
         """Another view at each call: a distance of zero has no one gradient to compare."""
-        scales.append(1 + len(scales) / 10)
+        scales.append(1 + len(scales) / 20)
         return x * scales[-1]
 
     learner = fdr(model, beta=beta, replay_size=replay_size, augment=augment)
