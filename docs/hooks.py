@@ -51,9 +51,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def number(name: str, form: str = ".1f") -> str:
-    """A number behind a picture, written in that form: `trust.er.ece` is that of pictures/trust.json."""
-    picture, *keys = name.split(".")
-    value = json.loads((DOCS / "pictures" / f"{picture}.json").read_text("utf-8"))
+    """A number in that form: `trust.er.ece` is in trust.json, which is beside its picture or in this folder."""
+    file, *keys = name.split(".")
+    path = DOCS / "pictures" / f"{file}.json"
+    value = json.loads((path if path.exists() else DOCS / path.name).read_text("utf-8"))
     for key in keys:
         value = value[key]
     return f"{value:{form}}".replace("-", "−")

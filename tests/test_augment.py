@@ -1,11 +1,15 @@
+import random
+import warnings
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
-from holdfast.augment import CropFlip, Normalize
+import holdfast as hf
+from holdfast.augment import CropFlip, Normalize, per_sample
 from holdfast.errors import UsageError
 from holdfast.rng import generator
 
@@ -189,3 +193,122 @@ def test_memory_layout_does_not_matter():
     assert torch.equal(cropped(images.contiguous(memory_format=torch.channels_last)), cropped(images))
     wide = torch.cat([images, images], dim=3)
     assert torch.equal(cropped(wide[..., :32]), cropped(images))
+
+
+# --- views that draw for each sample ---------------------------------------------------------------------------------
+
+
+class LikeTorchvision(nn.Module):
+    """Draws once per call, in Python, whatever it is given: (..., C, H, W)."""
+
+    def forward(self, *inputs):
+        (image,) = inputs
+        shift = int(torch.randint(0, 24, (1,)).item())
+        return image.roll(shift, -1)
+
+
+class OwnGenerator:
+    def __init__(self):
+        self.generator = generator(0, "view")
+
+    def __call__(self, image):
+        return image + torch.rand(1, generator=self.generator).item()
+
+
+ONCE = {
+    "torchvision": LikeTorchvision(),
+    "python": lambda x: x + random.random(),
+    "numpy": lambda x: x + np.random.rand(),
+    "own": OwnGenerator(),
+    "noise": lambda x: x + torch.rand(()),  # which vmap can compute at once
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_every_sample_has_a_draw_of_its_own(name):
+    copies = torch.rand(1, 3, 8, 24).repeat(24, 1, 1, 1)
+    view = per_sample(ONCE[name])
+    for _ in range(2):
+        made = view(copies)
+        assert made.shape == copies.shape
+        assert len(made.unique(dim=0)) > 8, "24 copies must not give one view"
+    assert view._at_once == (name == "noise")
+
+
+def test_one_by_one_is_the_transform_of_each_sample():
+    images = pictures(9).float()
+    torch.manual_seed(3)
+    expected = torch.stack([ONCE["torchvision"](image) for image in images])
+    torch.manual_seed(3)
+    assert torch.equal(per_sample(ONCE["torchvision"])(images), expected)
+
+
+def test_samples_of_several_tensors():
+    x = {"image": torch.rand(5, 3, 4, 4), "size": torch.arange(5)}
+    made = per_sample(lambda one: {"image": one["image"] * int(one["size"]), "size": one["size"] + 1})(x)
+    assert torch.equal(made["image"], x["image"] * x["size"].view(-1, 1, 1, 1))
+    assert torch.equal(made["size"], x["size"] + 1)
+
+
+def test_an_error_of_the_transform_is_its_own():
+    with pytest.raises(ZeroDivisionError):
+        per_sample(lambda x: x / (1 // 0))(torch.rand(2, 3))
+
+
+def learner_with(augment, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 24, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return hf.ExperienceReplay(model, optimizer, buffer_size=8, augment=augment, **options)
+
+
+def minibatches(count=2):
+    draw = generator(0, "minibatches")
+    for _ in range(count):
+        yield torch.rand(6, 3, 4, 24, generator=draw), torch.randint(4, (6,), generator=draw)
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_view_that_draws_once_for_all_rows_is_told_of_once(name):
+    learner = learner_with(ONCE[name])
+    with pytest.warns(UserWarning, match=r"draws once.*hf.per_sample") as caught:
+        assert len([learner.observe(x, y) for x, y in minibatches()]) == 2
+    assert [warning.filename for warning in caught] == [__file__]
+    x, y = next(minibatches())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner_with(per_sample(ONCE[name])).observe(x, y)
+        learner_with(ONCE[name], validate=False).observe(x, y)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        None,
+        lambda x: x / 2,
+        lambda x: x + torch.rand(len(x), 1, 1, 1),
+        lambda x: torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x),
+        lambda x, y: (x, y),
+    ],
+)
+def test_other_views_are_not_complained_of(view):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, y in minibatches():
+            learner_with(view).observe(x, y)
+
+
+@pytest.mark.parametrize("name", [*ONCE, "rows"])
+def test_looking_at_a_view_moves_no_generator(name):
+    """The same steps with and without validation."""
+    found = []
+    for validate in (True, False):
+        view = OwnGenerator() if name == "own" else ONCE.get(name, lambda x: x + torch.rand(len(x), 1, 1, 1))
+        learner = learner_with(view, validate=validate)
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append([learner.observe(x, y).total.item() for x, y in minibatches(4)])
+    assert found[0] == found[1]

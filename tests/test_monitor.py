@@ -364,3 +364,62 @@ def test_names_are_checked():
         monitor.remove("new")
     with pytest.raises(hf.UsageError, match="not the history of a monitor"):
         monitor.load_dict({"steps": 3})
+
+
+# --- drift -----------------------------------------------------------------------------------------------------------
+
+
+def losses(seed, count, mean=0.3, deviation=0.1):
+    return (mean + deviation * torch.randn(count, generator=torch.Generator().manual_seed(seed))).tolist()
+
+
+def test_no_alarm_while_losses_stay_or_fall():
+    for seed in range(20):
+        drift = hf.DriftMonitor(lambda: pytest.fail("no drift"))
+        falling = [loss + 2 * 0.98**step for step, loss in enumerate(losses(seed, 1000))]
+        assert not any(map(drift.observe, falling))
+        assert drift.alarms == []
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_an_alarm_soon_after_losses_rose_whatever_their_unit(scale):
+    for seed in range(20):
+        heard = []
+        drift = hf.DriftMonitor(lambda heard=heard: heard.append(True))
+        for loss in losses(seed, 200) + losses(seed + 100, 100, mean=1.0):
+            drift.observe(scale * loss)
+        assert len(heard) == len(drift.alarms) == 1
+        assert 200 < drift.alarms[0] <= 210
+
+
+def test_outliers_are_no_alarm():
+    drift = hf.DriftMonitor()
+    for step, loss in enumerate(losses(0, 500)):
+        assert not drift.observe(torch.tensor(1000.0 if step % 40 == 30 else loss))
+
+
+def test_constant_losses_are_no_alarm():
+    drift = hf.DriftMonitor()
+    assert not any(drift.observe(0.5) for _ in range(200))
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": float("nan")}, {"memory": 1}])
+def test_drift_settings_that_make_no_sense(options):
+    with pytest.raises(hf.UsageError, match="threshold"):
+        hf.DriftMonitor(**options)
+
+
+def test_a_learner_whose_buffer_is_emptied_when_the_rule_changes_learns_the_new_one():
+    found = {}
+    for emptied in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        learner = hf.ConsistencyReplay(model, optimizer, buffer_size=300)
+        drift = hf.DriftMonitor(learner.forget_all if emptied else None)
+        for step in range(200):
+            x = torch.randn(32, 6)
+            drift.observe(learner.observe(x, ((x[:, 0] > 0) ^ (step >= 100)).long()).current)
+        x = torch.randn(1000, 6)
+        found[emptied] = float((model(x).argmax(1) == (x[:, 0] < 0)).double().mean())
+    assert found[True] > 0.9 > found[False] + 0.05

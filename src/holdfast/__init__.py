@@ -9,6 +9,7 @@ for x, y in stream:
 
 # `_startup` comes first: while the rest is imported, the command answers Ctrl-C.
 from holdfast import _startup, analysis  # noqa: F401
+from holdfast.augment import per_sample
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
@@ -17,7 +18,7 @@ from holdfast.export import export
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
 from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
-from holdfast.monitor import ForgettingMonitor, ForgettingWarning
+from holdfast.monitor import DriftMonitor, ForgettingMonitor, ForgettingWarning
 from holdfast.regularizers import REGULARIZERS
 from holdfast.results import RunResult
 from holdfast.training import run
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointError",
     "ConsistencyReplay",
     "DataError",
+    "DriftMonitor",
     "ExperienceReplay",
     "ForgettingMonitor",
     "ForgettingWarning",
@@ -46,6 +48,7 @@ __all__ = [
     "analysis",
     "export",
     "group_batchnorm",
+    "per_sample",
     "run",
 ]
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
+from holdfast.nested import Nested, concat, leaves, rows, split, transform
 from holdfast.pure import pure
+from holdfast.rng import global_generators
 
-__all__ = ["CropFlip", "Normalize", "View"]
+__all__ = ["CropFlip", "Normalize", "View", "draws_once", "per_sample", "takes_targets"]
 
-View = Callable[[Any], Any]
-"""Stored minibatch -> what the network is shown; for images, (B, C, H, W) uint8 -> float."""
+View = Callable[..., Any]
+"""Stored minibatch -> what the network is shown; for images, (B, C, H, W) uint8 -> float. See `takes_targets`."""
+
+
+def takes_targets(view: View) -> bool:
+    """Whether a view has two parameters without defaults, (inputs, targets), and so gets and returns both."""
+    try:
+        parameters = signature(getattr(view, "forward", view)).parameters.values()
+    except (TypeError, ValueError):  # some functions in C do not tell
+        return False
+    return sum(each.default is each.empty and each.kind <= each.POSITIONAL_OR_KEYWORD for each in parameters) == 2
 
 
 class Normalize:
@@ -73,3 +87,84 @@ class CropFlip:
         source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
         source = source.view(count, 1, -1).expand(-1, channels, -1)
         return images.flatten(2).gather(2, source).view_as(images) * inside[:, None]
+
+
+# --- views that draw for each sample ---------------------------------------------------------------------------------
+
+
+def per_sample(view: View) -> View:
+    """A view of minibatches that applies `view` to each sample on its own, without the dimension of the batch.
+
+    For random transforms that draw once per call, such as those of torchvision: given a minibatch, they would treat all
+    of its samples alike. Where torch.vmap can compute all samples at once, it does; it refuses whatever depends on a
+    drawn number in Python, as torchvision's do. If it refuses, or if Python's or NumPy's generator moved, of which vmap
+    knows nothing, the samples are computed one by one. The first call finds out.
+    """
+    return _PerSample(view)
+
+
+class _PerSample:
+    def __init__(self, view: View) -> None:
+        self.view, self.generator = view, getattr(view, "generator", None)
+        self._at_once: bool | None = None
+
+    def __call__(self, x: Nested) -> Nested:
+        if self._at_once is None:
+            before = _Generators(self, x)
+            try:
+                made = torch.vmap(self.view, randomness="different")(x)
+                self._at_once = not before.moved_beside_torch()
+            except Exception:  # whatever is wrong with the view itself is raised again below
+                self._at_once = False
+            if self._at_once:
+                return made
+            before.restore()
+        if self._at_once:
+            return torch.vmap(self.view, randomness="different")(x)
+        one_by_one = (transform(lambda part: part.squeeze(0), each) for each in split(x, [1] * rows(x)))
+        return concat([transform(lambda part: part[None], self.view(each)) for each in one_by_one])
+
+
+def draws_once(view: View, *samples: Nested) -> bool:
+    """Whether a view is random, but the same for all rows of a minibatch. `samples` are its arguments, for instance x.
+
+    The view is called a few times with copies of the first row. Generators are put back: PyTorch's, Python's, NumPy's
+    global one, and the view's own if it is called `generator`. A view that fails is left to fail in the step.
+    """
+    before, made = _Generators(view, samples), []
+    try:
+        for _ in range(4):
+            copies = [transform(lambda part: part[:1].repeat(8, *[1] * (part.dim() - 1)), each) for each in samples]
+            made.append(leaves(view(*copies), "view"))
+        alike = all(torch.equal(part, part[:1].expand_as(part)) for each in made for part in each.values())
+        same = all(torch.equal(part, made[0][name]) for each in made for name, part in each.items())
+    except Exception:
+        return False
+    finally:
+        before.restore()
+    return alike and not same
+
+
+class _Generators:
+    """Where all generators are that a view of `samples` may draw from, except its private ones."""
+
+    def __init__(self, view: View, samples: Nested) -> None:
+        device = next(iter(leaves(samples, "x").values())).device
+        own = getattr(view, "generator", None)
+        generators = [*global_generators(device).values(), *([own] if isinstance(own, torch.Generator) else [])]
+        self._torch = [(each, each.get_state()) for each in generators]
+        self._python, self._numpy = random.getstate(), numpy.random.get_state()
+
+    def moved_beside_torch(self) -> bool:
+        """Whether Python's generator or NumPy's has been drawn from since."""
+        _, numbers, *place = self._numpy
+        _, numbers_now, *place_now = numpy.random.get_state()
+        moved = place != place_now or not numpy.array_equal(numbers, numbers_now)
+        return moved or random.getstate() != self._python
+
+    def restore(self) -> None:
+        """Put all of them back."""
+        for generator, state in self._torch:
+            generator.set_state(state)
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)

@@ -20,7 +20,7 @@ from holdfast.models import evaluating
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ForgettingMonitor", "ForgettingWarning", "Reading"]
+__all__ = ["DriftMonitor", "ForgettingMonitor", "ForgettingWarning", "Reading"]
 
 Score = Callable[[Any, Any], Any]
 """(outputs, targets) of a whole slice -> one number; larger is better."""
@@ -314,3 +314,53 @@ def _reading(row: Mapping[str, Any]) -> Reading:
     for name in ("score", "best"):
         values[name] = math.nan if values[name] is None else values[name]
     return Reading(**values)
+
+
+class DriftMonitor:
+    """Calls `on_drift()` when the loss on what comes in stays far above what it was: the rule to learn has changed.
+
+        drift = hf.DriftMonitor(on_drift=learner.forget_all)
+        for x, y in stream:
+            drift.observe(learner.observe(x, y).current)
+
+    The loss must be that of new samples before the step, such as the term `current`. It is compared with its moving
+    average over about `memory` steps, in units of its moving standard deviation; the excess over half a unit adds up
+    (CUSUM), and above `threshold` the alarm is given. A single step counts as 3 units at most, so that no outlier is an
+    alarm. After one, and at the beginning, `memory` steps pass before the next.
+    """
+
+    def __init__(
+        self, on_drift: Callable[[], object] | None = None, *, threshold: float = 15.0, memory: int = 50
+    ) -> None:
+        if not (math.isfinite(threshold) and threshold > 0 and memory >= 2):
+            raise UsageError(f"threshold must be above 0 and memory at least 2, not {threshold!r} and {memory!r}.")
+        self.on_drift, self.threshold, self.memory = on_drift, threshold, memory
+        self.steps = 0
+        self.alarms: list[int] = []
+        """The steps at which an alarm was given, counted from 1."""
+        self._restart()
+
+    def _restart(self) -> None:
+        self._count, self._mean, self._variance, self._excess = 0, 0.0, 0.0, 0.0
+
+    def observe(self, loss: float | Tensor) -> bool:
+        """Take the loss of one step, which waits for the device it is on; returns whether it gave the alarm."""
+        value, warm = float(loss), self._count >= self.memory
+        self.steps += 1
+        self._count += 1
+        above = value - self._mean
+        if warm:
+            units = above / max(math.sqrt(self._variance), 1e-12)
+            self._excess = max(0.0, self._excess + min(units, 3.0) - 0.5)
+            if self._excess > self.threshold:
+                self.alarms.append(self.steps)
+                self._restart()
+                if self.on_drift is not None:
+                    self.on_drift()
+                return True
+        # The plain mean at first, later the moving one, into which a step that may be drift counts as 3 units.
+        rate = 1 / min(self._count, self.memory)
+        above = min(above, 3 * math.sqrt(self._variance)) if warm else above
+        self._mean += rate * above
+        self._variance = (1 - rate) * (self._variance + rate * above**2)
+        return False

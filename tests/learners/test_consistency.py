@@ -130,6 +130,30 @@ def test_buffer_smaller_than_the_minibatch(kind):
     check_against_algorithm1(kind, capacity=3, sizes=(8, 8))
 
 
+@pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
+def test_batchnorm_together_is_one_pass_with_common_statistics(kind):
+    model = network(kind)
+    twin = plain_copy(kind, model)
+    learner = consistency(model, buffer_size=20, batchnorm="together", consistency_size=6, replay_size=7)
+    buffer = record(learner)
+    for step, (x, y) in enumerate(stream(6)):
+        buffer.draws.clear()
+        learner.observe(x, y)
+        first, second = buffer.draws if step else (None, None)
+        outputs = twin(torch.cat([x, first.x, second.x]) if step else x)
+        loss = cross_entropies(outputs[:8], y).mean()
+        if step:
+            loss = loss + cross_entropies(outputs[14:], second.y).mean()
+            loss = loss + ((outputs[8:14] - first.logits) ** 2).mean()
+        descend(twin, loss, 0.1)
+    assert_same_state(model, twin, rtol=1e-9, atol=1e-11)
+
+
+def test_batchnorm_is_apart_or_together():
+    with pytest.raises(UsageError, match=r"unknown batchnorm 'apar'.*apart"):
+        consistency(network("mlp"), buffer_size=4, batchnorm="apar")
+
+
 def test_minibatch_of_one():
     check_against_algorithm1("mlp", batch=1)
 

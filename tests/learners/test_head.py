@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 import holdfast as hf
@@ -228,6 +227,36 @@ def test_a_grown_learner_does_not_fit_a_fixed_or_larger_one():
     assert all(map(torch.equal, before, larger.model.state_dict().values()))
 
 
+@pytest.mark.parametrize("kind", [hf.ConsistencyReplay, hf.ExperienceReplay])
+def test_a_loss_of_ones_own_with_labels_that_make_the_head_grow(kind):
+    """Label smoothing, for instance."""
+    learner = make(kind, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    for x, y in stream():
+        learner.observe(x, y.int())
+    assert learner.head.outputs == 5
+    assert learner.buffer.contents().y.dtype == torch.int64
+    with pytest.raises(UsageError, match="whole numbers that name classes"):
+        learner.observe(x, y.float())
+
+
+def test_whoever_averages_the_model_is_told_when_it_grows(tmp_path):
+    def follow(learner):
+        told.append(learner.head.outputs)
+        weight = nn.functional.pad(copy["weight"], (0, 0, 0, learner.head.outputs - len(copy["weight"])))
+        copy["weight"] = weight
+
+    told, copy = [], {"weight": torch.zeros(2, 8)}
+    learner = make(on_grow=follow)
+    for x, y in stream():
+        learner.observe(x, y)
+    assert told == [3, 4, 5]
+    assert len(copy["weight"]) == 5
+    learner.save(tmp_path / "learner")
+    told.clear()
+    make(on_grow=follow).load(tmp_path / "learner")
+    assert told == [5]
+
+
 def test_class_weights_grow_with_ones():
     learner = make(class_weights=[0.5, 3.0])
     for x, y in stream():
@@ -270,8 +299,6 @@ def test_what_cannot_be_a_head():
         make(head="clasifier")
     with pytest.raises(UsageError, match=r"'body.0' is not the last layer: it has 8 outputs, the model 2"):
         make(head="body.0").observe(*next(stream(1)))
-    with pytest.raises(UsageError, match="belong to cross-entropy"):
-        make(loss=F.mse_loss)
     for part, parametrize in (("weight", weight_norm), ("bias", partial(weight_norm, name="bias"))):
         model = Net(2)
         parametrize(model.classifier)

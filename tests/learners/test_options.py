@@ -282,6 +282,81 @@ def test_clip_must_be_positive(clip):
         make("er", network("mlp"), clip=clip)
 
 
+class LikeTimm:
+    """A schedule as timm's: by epochs or by updates, with a state that is its attributes."""
+
+    def __init__(self, optimizer, t_in_epochs=False):
+        self.optimizer, self.t_in_epochs, self.noise_range_t = optimizer, t_in_epochs, None
+
+    def step(self, epoch, metric=None):
+        raise AssertionError("a learner knows of no epochs")
+
+    def step_update(self, num_updates, metric=None):
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + num_updates)
+
+    def state_dict(self):
+        return {key: value for key, value in vars(self).items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict):
+        vars(self).update(state_dict)
+
+
+def test_a_schedule_by_updates_is_told_their_number_also_after_loading(tmp_path):
+    def new(make=LikeTimm):
+        optimizer = sgd(model := network("mlp"))
+        return hf.ExperienceReplay(model, optimizer, buffer_size=20, scheduler=make(optimizer)), optimizer
+
+    (learner, optimizer), (other, other_optimizer) = new(), new()
+    for number, (x, y) in enumerate(stream(4), 1):
+        learner.observe(x, y)
+        assert optimizer.param_groups[0]["lr"] == 0.1 / (1 + number)
+    learner.save(tmp_path / "file")
+    other.load(tmp_path / "file")
+    other.observe(*next(stream(1)))
+    assert other_optimizer.param_groups[0]["lr"] == 0.1 / 6
+    with pytest.raises(UsageError, match="the saved scheduler is LikeTimm, this one CosineAnnealingLR"):
+        new(SCHEDULERS["cosine"])[0].load(tmp_path / "file")
+    with pytest.raises(UsageError, match="t_in_epochs=False"):
+        new(lambda optimizer: LikeTimm(optimizer, t_in_epochs=True))
+
+
+def mixup(x, y):
+    """Each sample mixed with the next, three to one; targets become probabilities."""
+    targets = torch.nn.functional.one_hot(y, CLASSES).to(x.dtype)
+    return 0.75 * x + 0.25 * x.roll(1, 0), 0.75 * targets + 0.25 * targets.roll(1, 0)
+
+
+def taught(name, model, **options):
+    kind = hf.LEARNERS[name]
+    return kind(model, sgd(model), **({"buffer_size": 20} if kind.needs_buffer else {}), **options)
+
+
+@pytest.mark.parametrize("name", ["sgd", "er", "agem"])
+def test_a_view_may_change_targets_and_what_is_stored_stays_raw(name):
+    model = network("mlp")
+    learner, twin = taught(name, model, augment=mixup), plain_copy("mlp", model)
+    (x, y), *_ = stream(1)
+    loss = learner.observe(x, y).total
+    mixed, targets = mixup(x, y)
+    expected = -(twin(mixed).log_softmax(1) * targets).sum(1).mean()
+    torch.testing.assert_close(loss, expected.detach())
+    if learner.buffer is not None:
+        assert torch.equal(learner.buffer.contents().x, x)
+        assert torch.equal(learner.buffer.contents().y, y)
+        assert learner.observe(x, y).replay > 0
+
+
+@pytest.mark.parametrize("name", ["consistency", "clser", "lwf"])
+def test_methods_that_compare_outputs_refuse_views_that_change_targets(name):
+    with pytest.raises(UsageError, match=r"cannot change targets.*ExperienceReplay"):
+        taught(name, network("mlp"), augment=mixup)
+
+
+def test_a_view_with_a_second_parameter_that_has_a_default_gets_inputs_alone():
+    make("er", network("mlp"), augment=lambda x, strength=2: x * strength).observe(*next(stream(1)))
+
+
 SCHEDULERS = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=30),

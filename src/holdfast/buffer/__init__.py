@@ -2,7 +2,7 @@
 
 from holdfast.buffer.balanced import BalancedReservoir
 from holdfast.buffer.base import Buffer, Draw, Placement, Storage
-from holdfast.buffer.reservoir import Reservoir, distinct, place
+from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "Storage",
     "distinct",
     "place",
+    "window",
 ]

@@ -99,6 +99,13 @@ class BalancedReservoir(Reservoir):
             if not isinstance(saved, Tensor) or (saved.shape, saved.dtype) != (own.shape, own.dtype):
                 raise UsageError(f"the saved buffer is damaged: its {name} do not fit its {self.capacity} slots.")
 
+    def _chosen(self, state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
+        """The empty slots take whatever comes next: nothing tells which keys the forgotten classes would have had."""
+        kept = kept.to(self.device)
+        keys, labels = torch.full_like(self.keys, torch.inf), torch.full_like(self.labels, EMPTY)
+        keys[: len(kept)], labels[: len(kept)] = self.keys[kept], self.labels[kept]
+        return super()._chosen(state, kept) | {"keys": keys, "labels": labels}
+
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)
         self.keys.copy_(state["keys"])

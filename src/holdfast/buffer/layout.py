@@ -90,15 +90,18 @@ FIELDS |= {"seen": (torch.int64, 0), "generator": (torch.uint8, 1)}
 """The type of each field of a saved state; for a tensor, its type and number of dimensions."""
 
 FOLDER_FIELDS = {"folder": str, "rows": (torch.int64, 1), "stamps": (torch.int64, 1), "sums": (torch.int32, 2)}
-"""The same for the fields that only buffers in a folder have. Early versions wrote no sums."""
+"""The same for the fields that only buffers in a folder have."""
+
+OPTIONAL = {"sums": FOLDER_FIELDS["sums"], "stored": int, "policy": str}
+"""Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
 
 
 def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    for key, expected in (FIELDS | FOLDER_FIELDS if "folder" in state else FIELDS).items():
-        if key not in state and key != "sums":
+    for key, expected in (FIELDS | (FOLDER_FIELDS if "folder" in state else {}) | OPTIONAL).items():
+        if key not in state and key not in OPTIONAL:
             raise _wrong(f"{key!r} is missing")
         if key in state and not _is(state[key], expected):
             raise _wrong(f"{key!r} is not of the expected type")
@@ -108,10 +111,12 @@ def check_schema(state: Any) -> None:
         nested = False
     if not nested:
         raise _wrong("'names' and 'form' do not say how its columns make up a sample")
-    stored, in_folder = min(state["offered"], state["capacity"]), "folder" in state
+    full, in_folder = min(state["offered"], state["capacity"]), "folder" in state
+    stored = state.get("stored", full)
     lengths = {len(each) for each in ((state["rows"], state["stamps"]) if in_folder else state["columns"])}
     summed = not (in_folder and "sums" in state) or state["sums"].shape == (len(state["columns"]), stored)
-    if stored < 0 or int(state["seen"]) != state["offered"] or lengths - {stored} or not summed:
+    counted = (full > 0) <= stored <= full and int(state["seen"]) == state["offered"]
+    if not counted or lengths - {stored} or not summed:
         raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +17,10 @@ from holdfast.buffer.memory import Memory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, outline, rebuild
 from holdfast.pure import pure
+from holdfast.registry import unknown_name
 from holdfast.rng import restore
 
-__all__ = ["Reservoir", "distinct", "open_storage", "place"]
+__all__ = ["Reservoir", "distinct", "open_storage", "place", "window"]
 
 MARGIN = 1.0
 """How far below its lowest logit a stored sample's logit of a new class is put.
@@ -32,21 +35,44 @@ LARGE = 100_000
 
 
 @pure
-def place(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
+def place(uniforms: Tensor, seen: Tensor, capacity: int, horizon: int | None = None) -> Tensor:
     """The slot of each of B samples offered in order, (B,) int64; `capacity` stands for "nowhere".
 
     `uniforms` (B,) float64 in [0, 1) decide, `seen` (0-d int64) counts the samples offered before. The n-th sample of
     the stream goes to slot n while n < capacity, afterwards to slot j uniform in {0..n} if j < capacity. Of several
     samples of a batch with the same slot, the last one gets it; the others go nowhere.
+
+    With a `horizon`, j is uniform in {0..horizon - 1} once so many samples were seen. From then on each new sample
+    replaces a stored one with probability 1 / horizon: what is stored decays exponentially with its age.
     """
     order = torch.arange(uniforms.shape[0], device=uniforms.device)
     n = seen + order
-    slot = torch.where(n < capacity, n, (uniforms * (n + 1)).long()).clamp_(max=capacity)
+    reach = n + 1 if horizon is None else (n + 1).clamp(max=horizon)
+    slot = torch.where(n < capacity, n, (uniforms * reach).long()).clamp_(max=capacity)
     if capacity > LARGE and uniforms.device.type == "cpu":
         return slot.masked_fill_(_appears_later(slot), capacity)
     # The last sample of each slot. The extra entry is for the samples that go nowhere.
     last = order.new_full((capacity + 1,), -1).scatter_reduce_(0, slot, order, "amax")
     return slot.masked_fill_(last.index_select(0, slot) != order, capacity)
+
+
+@pure
+def window(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
+    """The same for a sliding window, which holds the last `capacity` samples: the n-th goes to slot n % capacity."""
+    order = torch.arange(uniforms.shape[0], device=uniforms.device)
+    return torch.where(order < len(order) - capacity, capacity, (seen + order) % capacity)
+
+
+def _placement(policy: str, capacity: int) -> Placement:
+    """The function behind the name of a policy: "reservoir", "window", "decay" or "decay:HORIZON"."""
+    name, _, horizon = policy.partition(":")
+    if name not in ("reservoir", "window", "decay") or (horizon and name != "decay"):
+        raise unknown_name("buffer policy", policy, ["reservoir", "window", "decay", "decay:10000"])
+    if name != "decay":
+        return window if name == "window" else place
+    if horizon and not (horizon.isdecimal() and int(horizon) >= capacity):
+        raise UsageError(f"the horizon in {policy!r} must be a number of samples, at least the buffer's {capacity}.")
+    return partial(place, horizon=int(horizon or capacity))
 
 
 def distinct(count: int, n: int, generator: torch.Generator) -> Tensor:
@@ -81,6 +107,10 @@ class Reservoir:
     that is opened again continues from its last `commit`, which a learner's `save` calls, generator included; delete
     the folder to start anew. The storage makes no difference to which samples are stored and drawn.
 
+    `policy` says which samples are stored. "reservoir": a uniform sample of all that were offered. "window": the last
+    ones. "decay": each new sample takes the place of a random one, so that older samples are rarer; "decay:10000" does
+    so more slowly: a sample's chance of being stored falls to 1/e after 10,000 more.
+
     In the device's memory, no step waits for a value from the device. That is why `seen` is a tensor on the device;
     `offered` is the same count on the host.
     """
@@ -89,7 +119,12 @@ class Reservoir:
     """Whether classes get equal shares of the slots."""
 
     def __init__(
-        self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"
+        self,
+        capacity: int,
+        *,
+        generator: torch.Generator | None = None,
+        storage: str | Path = "device",
+        policy: str = "reservoir",
     ) -> None:
         if capacity < 1:
             raise UsageError(f"buffer size must be at least 1, not {capacity}.")
@@ -98,10 +133,12 @@ class Reservoir:
         self.capacity = int(capacity)
         self.generator = generator or torch.Generator()
         self.device = self.generator.device
-        self.place: Placement = place
-        """The policy: decides which of the offered samples are stored, and where."""
+        self.policy, self.place = policy, _placement(policy, self.capacity)
+        """What decides which of the offered samples are stored, and where."""
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self._offered = 0
+        self._holes = 0
+        """Slots that are empty because their samples were forgotten. They come after all others."""
         self._form: dict[str, Any] = {}
         """How x and y are nested, with the columns' names in place of tensors."""
         self._storage: Storage = open_storage(storage, self.capacity, self.device)
@@ -110,13 +147,13 @@ class Reservoir:
 
     @property
     def offered(self) -> int:
-        """How many samples were offered so far, counted by the host."""
+        """How many samples were offered so far, counted by the host; `forget` may lower it."""
         return self._offered
 
     @property
     def stored(self) -> int:
         """How many samples the buffer holds."""
-        return min(self._offered, self.capacity)
+        return min(self._offered, self.capacity) - self._holes
 
     def __len__(self) -> int:
         return self.stored
@@ -150,11 +187,67 @@ class Reservoir:
         """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
         parts, count = self._admit(x, y, logits)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
-        slots = self.slots_for(uniforms, y)
+        slots, filled = self._slots(uniforms, y)
         ordered = [parts[name] for name in self._storage.layout]
         self._storage.write(slots, [part.detach() if part.requires_grad else part for part in ordered])
         self.seen += count
         self._offered += count
+        self._holes -= filled
+
+    def _slots(self, uniforms: Tensor, y: Nested) -> tuple[Tensor, int]:
+        """The slot of each sample, and how many holes that fills; while there are holes, it waits for the device."""
+        slots = self.slots_for(uniforms, y)
+        if not self._holes:
+            return slots, 0
+        # Which slots are the holes makes no difference to a policy; here they are the last ones, filled in order.
+        fresh = (slots >= self.stored) & (slots < self.capacity)
+        return torch.where(fresh, self.stored - 1 + fresh.cumsum(0), slots), int(fresh.sum())
+
+    def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
+        """Drop the stored samples that `where` marks, (stored,) bool in the order of `contents`; returns their number.
+
+        `where` is that mask, or a function that makes it from the contents, as in `lambda stored: stored.y == 3`.
+
+        The rest is what the buffer would hold had it never stored such samples, and it goes on like that. A reservoir
+        in which samples were already replaced therefore does not fill the empty slots with whatever comes next: later
+        samples get in with the same probability as earlier ones, and the buffer fills up slowly. A window, a balanced
+        buffer, and a reservoir that had stored everything so far, take the next samples at once. If nothing is left,
+        this is `forget_all`.
+        """
+        if not self.stored:
+            return 0
+        mask = where(self.contents()) if callable(where) else where
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (self.stored,):
+            found = f"{tuple(mask.shape)} {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise UsageError(f"where must give a bool for each of the {self.stored} stored samples, not {found}.")
+        order = torch.arange(self.stored)
+        if self.policy == "window" and self._offered > self.capacity:
+            order = order.roll(-(self._offered % self.capacity))  # the oldest first
+        kept = order[~mask.cpu()[order]]
+        self._retain(kept)
+        return len(mask) - len(kept)
+
+    def forget_all(self) -> None:
+        """Drop all samples and begin anew, as if none had been offered."""
+        if self.stored:
+            self._retain(torch.arange(0))
+
+    def _retain(self, kept: Tensor) -> None:
+        """Go on with the samples in these slots, in this order."""
+        state = self._chosen(self.state_dict(), kept) | {"stored": len(kept)}
+        if not len(kept):
+            state |= {"names": [], "form": {}, "columns": []}
+            state |= {"sums": state["sums"][:0]} if "folder" in state else {}
+        if not len(kept) or self._offered <= self.capacity or self.policy == "window" or self.balanced:
+            state |= {"offered": len(kept), "seen": torch.tensor(len(kept))}  # as if no others had been offered
+        self.load_state_dict(state)
+
+    def _chosen(self, state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
+        """The state with the samples in these slots alone."""
+        if "folder" in state:
+            rows = {"rows": state["rows"][kept], "stamps": state["stamps"][kept], "sums": state["sums"][:, kept]}
+            return state | rows
+        return state | {"columns": [column[kept.to(column.device)] for column in state["columns"]]}
 
     def slots_for(self, uniforms: Tensor, y: Nested) -> Tensor:
         """The slot of each offered sample, (B,) int64; `capacity` stands for "nowhere"."""
@@ -168,7 +261,7 @@ class Reservoir:
         slots = torch.arange(count, device=self.device)
         self._storage.write(slots, [parts[name].detach() for name in self._storage.layout])
         self.seen.fill_(count)
-        self._offered = count
+        self._offered, self._holes = count, 0
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
@@ -205,6 +298,8 @@ class Reservoir:
             "names": list(self._storage.layout) if self._offered else [],
             "form": self._form if self._offered else {},
             "generator": self.generator.get_state(),
+            **({} if self.policy == "reservoir" else {"policy": self.policy}),
+            **({"stored": self.stored} if self._holes else {}),
             **self._stored_state(),
         }
 
@@ -222,6 +317,11 @@ class Reservoir:
             raise UsageError(
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
                 f"make it with a buffer size of {state['capacity']}."
+            )
+        if state.get("policy", "reservoir") != self.policy:
+            saved = state.get("policy", "reservoir")
+            raise UsageError(
+                f"the saved buffer has the policy {saved!r}, this one {self.policy!r}; make it with {saved!r}."
             )
         if self._offered and state["columns"] and "folder" not in state:
             check_fit(layout_of(columns_of(state)), self._storage.layout, "the saved samples")
@@ -275,6 +375,8 @@ class Reservoir:
         # In place: a captured step reads from the addresses it was captured with.
         self.seen.copy_(state["seen"])
         self._offered = state["offered"]
+        full = min(self._offered, self.capacity)
+        self._holes = full - state.get("stored", full)
 
 
 def open_storage(storage: str | Path, capacity: int, device: torch.device) -> Storage:

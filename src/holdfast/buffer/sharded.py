@@ -66,10 +66,11 @@ class ShardedReservoir(Reservoir):
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
         storage: str | Path = "device",
+        policy: str = "reservoir",
     ) -> None:
         self.ranks = ranks or Ranks()
         with self.ranks.together("make a buffer") as meeting:
-            super().__init__(capacity, generator=generator)
+            super().__init__(capacity, generator=generator, policy=policy)
             if isinstance(storage, Path):
                 raise UsageError("a buffer of several ranks is in memory: give storage='device' or 'host', no folder.")
             if self.generator.device.type != "cpu":
@@ -77,7 +78,7 @@ class ShardedReservoir(Reservoir):
             self.device = torch.device(device)
             slots = range(self.ranks.rank, self.capacity, self.ranks.size)
             self._storage = open_storage(storage, len(slots), self.device)
-            meeting.form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}"
+            meeting.form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}, {policy}"
 
     def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
@@ -87,7 +88,7 @@ class ShardedReservoir(Reservoir):
             meeting.count, meeting.form = count, f"samples of {columns} after {self.offered}"
         counts = torch.tensor(meeting.counts)
         uniforms = torch.rand(int(counts.sum()), dtype=torch.float64, generator=self.generator)
-        slots = self.place(uniforms, self.seen, self.capacity)
+        slots, filled = self._slots(uniforms, y)
         accepted = slots < self.capacity
         origin = self._each_rank(counts)
         own = to_device(accepted[origin == self.ranks.rank].nonzero().squeeze(1), self.device)
@@ -95,6 +96,7 @@ class ShardedReservoir(Reservoir):
         self._put(slots[accepted], origin[accepted], [part[own] for part in ordered])
         self.seen += len(slots)
         self._offered += len(slots)
+        self._holes -= filled
 
     def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
         """Refused: ranks have different samples, and nobody says which of them to store."""
@@ -130,7 +132,8 @@ class ShardedReservoir(Reservoir):
         """
         with self.ranks.together("continue from a saved buffer") as meeting:
             self.check_state(state)
-            meeting.form = f"{state['offered']} samples offered, {_digest(state['generator'])}"
+            stored = state.get("stored", "as many as fit")
+            meeting.form = f"{state['offered']} samples offered, {_digest(state['generator'])}, {stored} stored"
         own = [column[self.ranks.rank :: self.ranks.size] for column in state["columns"]]
         self._restore({**state, "columns": own})
 

@@ -34,6 +34,7 @@ class AveragedGem(ReplayLearner):
     """
 
     terms = ("current", "replay")
+    learns_mixtures = True
 
     def __init__(
         self,
@@ -54,12 +55,14 @@ class AveragedGem(ReplayLearner):
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch, and that of a draw beside it."""
-        outputs = self.forward(self.view(x))
+        view, targets = self.show([x], [y])
+        outputs = self.forward(view)
         self.check_labels(y, outputs)
-        current, terms = self.criterion(outputs, y), {}
+        current, terms = self.criterion(outputs, targets), {}
         if self.buffer.stored:
             drawn = self.buffer.sample(self.replay_size or rows(y))
-            terms["replay"] = self.criterion(self.forward(self.view(drawn.x)), drawn.y)
+            view, targets = self.show([drawn.x], [drawn.y])
+            terms["replay"] = self.criterion(self.forward(view), targets)
         return Losses(current, current=current, offer=Offer(x, y), **terms)
 
     def backward(self, losses: Losses) -> list[Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self, Unpack, cast
@@ -15,13 +16,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
-from holdfast.augment import View
-from holdfast.buffer import BalancedReservoir, Buffer, Reservoir, ShardedReservoir
+from holdfast.augment import View, takes_targets
+from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import Optimizer, Scheduler, clip_gradients, forget_gradients, gradients_of
+from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
 from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete, describe
 from holdfast.learners.saving import load_state, state_of
 from holdfast.learners.transaction import Transaction, check_finite, check_model
@@ -72,6 +73,8 @@ class Learner:
     """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
+    learns_mixtures: ClassVar[bool] = False
+    """Whether `augment` may change targets: the method calls `show`, and compares outputs with nothing but them."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
     buffer: Buffer | None = None
@@ -94,11 +97,18 @@ class Learner:
         check_model(self.model, optimizer)
         self.device = next(model.parameters()).device
         self.augment: View = given["augment"] or (lambda x: x)
+        self.changes_targets = takes_targets(self.augment)
+        """Whether `augment` gets and returns targets as well."""
+        if self.changes_targets and not self.learns_mixtures:
+            raise UsageError(
+                f"{type(self).__name__} needs outputs for each sample alone: its augment cannot change targets. "
+                "Give a function of the inputs alone, or use ExperienceReplay."
+            )
         self.loss, self.clip, self.seed, self.validate = given["loss"], given["clip"], given["seed"], given["validate"]
         self.precision = given["precision"]
         weights = given["class_weights"]
         self.class_weights = None if weights is None else check_class_weights(weights, self.device)
-        self.scheduler: Scheduler | None = given["scheduler"]
+        self.scheduler: Scheduler | None = by_step(given["scheduler"])
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
         if given["head"] is not None and not self.grows:
@@ -112,6 +122,9 @@ class Learner:
                 "Give the head as many outputs as there will be classes."
             )
         self.head = None if given["head"] is None else Head(self.model, given["head"], optimizer)
+        self.on_grow = given["on_grow"]
+        self.labelled = self.loss is None or self.head is not None
+        """Whether targets are class labels."""
         self._groups = GroupedForward(self.model)
         self._transaction = Transaction(self)
 
@@ -167,6 +180,13 @@ class Learner:
     def view(self, *inputs: Nested) -> Nested:
         """What the network is shown of these inputs, as one minibatch in new memory: augment may work in place."""
         return self.augment(concat(inputs))
+
+    def show(self, inputs: Sequence[Nested], targets: Sequence[Nested]) -> tuple[Nested, Nested]:
+        """The view of these inputs as one minibatch, and its targets, which `augment` may have changed."""
+        if self.changes_targets:
+            view, changed = self.augment(concat(inputs), concat(targets))
+            return view, changed
+        return self.view(*inputs), concat(targets)
 
     def forward(self, view: Nested, network: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The outputs for a view, in float32 or wider; of another `network` than the learner's, if one is given."""
@@ -249,6 +269,8 @@ class Learner:
             self.buffer.widen(outputs)  # a full disk may prevent it, and then nothing has grown
         grow()
         self.class_weights = weights
+        if self.on_grow is not None:
+            self.on_grow(self)
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
@@ -351,13 +373,16 @@ class ReplayLearner(Learner):
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
         generator, balanced = options.pop("generator", None), options.pop("balanced", False)
+        policy = options.pop("buffer_policy", "reservoir")
         super().__init__(model, optimizer, **cast(Options, options))
+        if balanced and (self.ranks is not None or policy != "reservoir"):
+            raise UsageError(
+                "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
+            )
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
-            kind = BalancedReservoir if balanced else Reservoir
+            kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
             self.buffer = kind(size, generator=generator, storage=storage)
-        elif balanced:
-            raise UsageError("a buffer of several ranks cannot be balanced: leave out balanced.")
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -365,7 +390,20 @@ class ReplayLearner(Learner):
                 generator=generator or seeded_generator(self.seed, "buffer"),
                 device=self.device,
                 storage=storage,
+                policy=policy,
             )
+
+    def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
+        """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.
+
+        The samples that remain are a uniform sample of the rest of the stream, and stay one. See `Reservoir.forget`. In
+        files of a folder, the dropped samples stay until they are overwritten after the next `save`.
+        """
+        return self.buffer.forget(where)
+
+    def forget_all(self) -> None:
+        """Empty the buffer, which then fills up with what comes next: right when the rule to learn has changed."""
+        self.buffer.forget_all()
 
 
 @dataclass(frozen=True)

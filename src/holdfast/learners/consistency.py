@@ -18,7 +18,7 @@ from holdfast.learners.losses import Losses, Offer, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer
@@ -35,7 +35,7 @@ class ConsistencyReplay(ReplayLearner):
     A `loss` given in place of cross-entropy takes the place of CE. Outputs of other shapes than (B, C) are made rows
     for the regularizer, (B, ...) -> (B, -1); "l1", "l2", "linf" and "mse" make sense for any. Stored inputs are
     augmented anew for every draw. A model with BatchNorm takes three passes a step, unless `group_batchnorm` was
-    applied: then one pass gives the same result.
+    applied, then one pass gives the same result, or `batchnorm` is "together".
 
     Options of this learner:
 
@@ -45,6 +45,8 @@ class ConsistencyReplay(ReplayLearner):
     consistency_size: samples of draw 1. Default: as many as observed.
     replay_size: samples of draw 2. Default: as many as observed.
     options: hyper-parameters of the regularizer by name. Default: its own.
+    batchnorm: "apart" for statistics of each minibatch and draw alone, as in the paper; "together" for one pass with
+        common statistics. Which of them is better depends on the problem, by many points. Default: "apart".
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ConsistencyReplay(ReplayLearner):
         consistency_size: int | None = None,
         replay_size: int | None = None,
         options: Mapping[str, float] | None = None,
+        batchnorm: str = "apart",
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
@@ -66,7 +69,10 @@ class ConsistencyReplay(ReplayLearner):
         check_sizes(consistency_size=consistency_size, replay_size=replay_size)
         self.alpha, self.beta = alpha, beta
         self.consistency_size, self.replay_size = consistency_size, replay_size
-        if isinstance(model, DistributedDataParallel) and not self._groups.fused:
+        if batchnorm not in ("apart", "together"):
+            raise unknown_name("batchnorm", batchnorm, ["apart", "together"])
+        self.batchnorm = batchnorm
+        if isinstance(model, DistributedDataParallel) and batchnorm == "apart" and not self._groups.fused:
             _check_passes(model)
 
     @classmethod
@@ -92,7 +98,11 @@ class ConsistencyReplay(ReplayLearner):
             return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
         draw1 = self.buffer.sample(self.consistency_size or rows(y))
         draw2 = self.buffer.sample(self.replay_size or rows(y))
-        outputs, now, replayed = self.forward_groups(x, draw1.x, draw2.x, widened=False)
+        inputs = x, draw1.x, draw2.x
+        if self.batchnorm == "apart":
+            outputs, now, replayed = self.forward_groups(*inputs, widened=False)
+        else:
+            outputs, now, replayed = split(self.forward(self.view(*inputs)), [rows(part) for part in inputs])
         self.check_labels(y, outputs)
         then = check_width(self, now, draw1.logits)
         losses, logits = self.objective(outputs, y, now, then, replayed, draw2.y)

@@ -14,7 +14,7 @@ from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, concat, rows, split
+from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure
 
 __all__ = ["ExperienceReplay"]
@@ -37,6 +37,7 @@ class ExperienceReplay(ReplayLearner):
     """
 
     terms = ("current", "replay")
+    learns_mixtures = True
 
     def __init__(
         self,
@@ -64,16 +65,17 @@ class ExperienceReplay(ReplayLearner):
             drawn = self.buffer.sample(self.replay_size or rows(y))
             inputs.append(drawn.x)
             targets.append(drawn.y)
-        outputs = self.forward(self.view(*inputs))
+        view, wanted = self.show(inputs, targets)
+        outputs = self.forward(view)
         self.check_labels(y, outputs)
-        total, *terms = self.objective(outputs, concat(targets), rows(y))
+        total, *terms = self.objective(outputs, wanted, rows(y))
         return Losses(total, offer=Offer(x, y), **dict(zip(self.terms, terms, strict=False)))
 
     @pure
     def objective(self, outputs: Tensor, targets: Nested, observed: int) -> tuple[Tensor, ...]:
         """The loss, its term for the first `observed` rows, and its term for the replayed rows if there are any."""
         replayed = len(outputs) - observed
-        if self.loss is not None or self.class_weights is not None:
+        if self.loss is not None or self.class_weights is not None or self.changes_targets:
             return self._weighed(split(outputs, [observed, replayed]), split(targets, [observed, replayed]))
         logs = outputs.log_softmax(dim=1)
         if self.alpha == 1:

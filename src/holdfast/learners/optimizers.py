@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.config import RunConfig
+from holdfast.errors import UsageError
 
 __all__ = [
+    "ByUpdates",
     "FadingRate",
     "MomentumSgd",
     "Optimizer",
     "PlainSgd",
     "Scheduler",
+    "by_step",
     "clip_gradients",
     "forget_gradients",
     "gradients_of",
@@ -35,7 +38,7 @@ class Optimizer(Protocol):
 
 
 class Scheduler(Protocol):
-    """Any of torch.optim.lr_scheduler, or anything else with these three methods."""
+    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `by_step`."""
 
     def step(self, *args: Any) -> Any:
         """Change the learning rate; called after every step of the optimiser."""
@@ -45,6 +48,38 @@ class Scheduler(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
         """Continue where another one was."""
+
+
+class ByUpdates:
+    """A scheduler that wants to be told the number of updates, as those of timm; counts them."""
+
+    def __init__(self, inner: Any) -> None:
+        if getattr(inner, "t_in_epochs", False):
+            raise UsageError(
+                "this scheduler counts epochs, of which a learner knows nothing: make it with t_in_epochs=False and "
+                "lengths in updates, or leave it out and call its step(epoch) yourself."
+            )
+        self.inner, self.updates = inner, 0
+
+    def step(self) -> None:
+        """Tell the scheduler of one more update."""
+        self.updates += 1
+        self.inner.step_update(self.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count, and what the scheduler saves."""
+        return {"updates": self.updates, "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where another one was."""
+        self.updates = state["updates"]
+        self.inner.load_state_dict(state["inner"])
+
+
+def by_step(scheduler: Any) -> Scheduler | None:
+    """The scheduler in a form that is told nothing but that a step was made."""
+    made: Scheduler | None = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
+    return made
 
 
 def forget_gradients(optimizer: Optimizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc, signature
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -24,15 +24,19 @@ __all__ = ["Options", "ReplayOptions", "check_class_weights", "check_sizes", "ch
 class Options(TypedDict, total=False):
     """Options of every learner, all of them keywords:
 
-    augment: a function from inputs as they are stored to what the network sees. Default: the inputs themselves.
+    augment: a function from inputs as they are stored to what the network sees. One of two parameters gets targets as
+        well and returns both, as mixup does; what is stored stays as it came. Default: the inputs themselves.
     loss: a function (outputs, targets) -> mean over samples, in place of cross-entropy. Targets are then whatever it
-        understands, with one row per sample: numbers, masks, dicts of tensors. Default: cross-entropy.
+        understands, with one row per sample: numbers, masks, dicts of tensors. With `head`, they are class labels.
+        Default: cross-entropy.
     class_weights: cross-entropy's weights, one positive number per class. Default: 1 each.
     clip: upper limit for the norm of the whole gradient. Default: no limit.
-    scheduler: any of torch.optim.lr_scheduler; it steps once per minibatch and is saved with the learner.
-        Default: a constant learning rate.
+    scheduler: any of torch.optim.lr_scheduler, or one with step_update(number of updates) as those of timm; it steps
+        once per minibatch and is saved with the learner. Default: a constant learning rate.
     head: name of the model's last nn.Linear, which then grows: a label beyond its outputs adds the missing ones,
         initialised as in a new layer, while the optimiser keeps its state. See `grow`. Default: the head is fixed.
+    on_grow: a function of the learner that is called after its head has grown, by a label or by `load`; averaged copies
+        of the model can grow there. Default: none.
     precision: "float32", or "bfloat16" to compute the network under autocast. Weights, losses and the buffer stay in
         float32, so that any optimiser works. Default: "float32".
     validate: check each minibatch before anything changes, and refuse a loss that is not finite. On a CPU the learner
@@ -49,6 +53,7 @@ class Options(TypedDict, total=False):
     clip: float | None
     scheduler: Scheduler | None
     head: str | None
+    on_grow: Callable[[Any], object] | None
     precision: str
     validate: bool
     seed: int
@@ -61,6 +66,9 @@ class ReplayOptions(Options, total=False):
     buffer_size: how many samples the buffer holds. No default.
     balanced: store as many samples of each class as of any other, whatever their shares of the stream are; needs
         labels, memory and one process. Default: False, a uniform sample of the stream.
+    buffer_policy: which samples it holds: "reservoir", a uniform sample of the whole stream; "window", the last ones;
+        "decay", the older the rarer, or "decay:10000", where a sample's chance of being stored falls to 1/e within
+        10,000 more. Default: "reservoir".
     storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
         Default: "device".
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
@@ -68,6 +76,7 @@ class ReplayOptions(Options, total=False):
 
     buffer_size: int
     balanced: bool
+    buffer_policy: str
     storage: str | Path
     generator: torch.Generator | None
 
@@ -79,6 +88,7 @@ DEFAULTS: Options = {
     "clip": None,
     "scheduler": None,
     "head": None,
+    "on_grow": None,
     "precision": "float32",
     "validate": True,
     "seed": 0,
@@ -95,8 +105,8 @@ def complete(options: Mapping[str, Any], learner: type) -> Options:
     full = cast(Options, {**DEFAULTS, **options})
     if full["precision"] not in PRECISIONS:
         raise unknown_name("precision", full["precision"], list(PRECISIONS))
-    if full["loss"] is not None and (full["class_weights"] is not None or full["head"] is not None):
-        raise UsageError("class_weights and head belong to cross-entropy; with a loss of your own, leave them out.")
+    if full["loss"] is not None and full["class_weights"] is not None:
+        raise UsageError("class_weights belong to cross-entropy; with a loss of your own, leave them out.")
     clip = full["clip"]
     if clip is not None and not (math.isfinite(clip) and clip > 0):
         raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")

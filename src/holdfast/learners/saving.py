@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
+from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
 
@@ -26,7 +27,7 @@ def state_of(learner: Learner) -> dict[str, Any]:
     for name, part in _parts(learner).items():
         # Of the optimiser and the scheduler, the kind as well: the state of another kind would not fit.
         own = part.state_dict()
-        state[name] = own if name == "buffer" else {"type": type(part).__name__, "state": own}
+        state[name] = own if name == "buffer" else {"type": _kind(part), "state": own}
     if extra := learner.extra_state():
         state["extra"] = {name: _value(each) for name, each in extra.items()}
     if (generator := learner.view_generator) is not None:
@@ -55,6 +56,11 @@ def _parts(learner: Learner) -> dict[str, Any]:
     """What a learner has besides its model, as far as it has a state."""
     parts = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "buffer": learner.buffer}
     return {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
+
+
+def _kind(part: Any) -> str:
+    """The name of the class, without what `by_step` puts around a scheduler."""
+    return type(part.inner if isinstance(part, ByUpdates) else part).__name__
 
 
 # --- a method's own state --------------------------------------------------------------------------------------------
@@ -147,8 +153,8 @@ def _check_model(learner: Learner, saved: Mapping[str, Any]) -> None:
 def _check_kind(name: str, saved: Mapping[str, Any], own: Any) -> None:
     """An optimiser or a scheduler must be of the same kind and update the same numbers of parameters."""
     word = "optimiser" if name == "optimizer" else name
-    if saved["type"] != type(own).__name__:
-        raise UsageError(f"the saved {word} is {saved['type']}, this one {type(own).__name__}.")
+    if saved["type"] != _kind(own):
+        raise UsageError(f"the saved {word} is {saved['type']}, this one {_kind(own)}.")
     there, here = (
         [len(group["params"]) for group in groups]
         for groups in (saved["state"].get("param_groups", []), getattr(own, "param_groups", []))

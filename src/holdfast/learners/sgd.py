@@ -16,12 +16,14 @@ class Sgd(Learner):
 
     needs_buffer = False
     terms = ("current",)
+    learns_mixtures = True
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone."""
-        outputs = self.forward(self.view(x))
+        view, targets = self.show([x], [y])
+        outputs = self.forward(view)
         self.check_labels(y, outputs)
-        loss = self.criterion(outputs, y)
+        loss = self.criterion(outputs, targets)
         return Losses(loss, current=loss)
 
 

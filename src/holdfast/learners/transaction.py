@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from holdfast.augment import draws_once
 from holdfast.errors import HoldfastError, TrainingError, UsageError
 from holdfast.learners.losses import Losses
 from holdfast.nested import Nested, leaves, rows, transform
@@ -52,6 +54,8 @@ class Transaction:
         # Found once: walking through all modules takes as long as copying what they hold.
         self._stateful = [module for module in learner.model.modules() if module._buffers]
         self._generators: list[torch.Generator] = []
+        self._viewed = False
+        """Whether `augment` was examined."""
         self._unread = 0
         """Steps since the loss was last read."""
 
@@ -68,6 +72,9 @@ class Transaction:
                 meeting.count = int(self._unsure)
             # All ranks make a copy if one does: generators that go in step are rolled back on all ranks or on none.
             self._unsure = any(meeting.counts)
+        if not self._viewed:
+            self._viewed = True
+            _warn_of_alike_views(learner, x, y)
         self._minibatch, self._before = (x, y), None
         if self._unsure or learner.device.type == "cpu":
             self._copy()
@@ -75,14 +82,14 @@ class Transaction:
 
     def _admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """What `begin` does without the other ranks."""
-        learner, own_loss, given = self.learner, self.learner.loss is not None, y
+        learner, labels, given = self.learner, self.learner.labelled, y
         if learner.validate:
-            _check_form(x, y, labels=not own_loss)
+            _check_form(x, y, labels)
         x = transform(lambda part: part.to(learner.device), x)
-        y = transform(lambda part: part.to(learner.device), y) if own_loss else y.to(learner.device, torch.int64)
+        y = y.to(learner.device, torch.int64) if labels else transform(lambda part: part.to(learner.device), y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if not own_loss and (learner.validate or learner.head is not None):
+        if labels and (learner.validate or learner.head is not None):
             self._expect(_largest_label(given))
         return x, y
 
@@ -116,7 +123,7 @@ class Transaction:
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
         """Labels must name one of the model's outputs; needed before cross-entropy."""
         learner = self.learner
-        if not learner.validate or learner.loss is not None:
+        if not learner.validate or not learner.labelled:
             return
         if outputs.dim() != 2 or rows(outputs) < rows(y):
             self.refuse(
@@ -221,6 +228,16 @@ def check_finite(model: nn.Module) -> None:
         raise TrainingError(
             f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a smaller "
             "learning rate or clip=1.0."
+        )
+
+
+def _warn_of_alike_views(learner: Learner, x: Nested, y: Nested) -> None:
+    """Tell of an `augment` that is random, but draws once for the whole minibatch."""
+    if draws_once(learner.augment, x, *([y] if learner.changes_targets else [])):
+        warnings.warn(
+            "augment is random, but draws once for a whole minibatch, so that all samples are changed alike. Use "
+            "augment=hf.per_sample(transform), or draw for each row.",
+            stacklevel=5,
         )
 
 
