@@ -419,8 +419,10 @@ def test_weights_of_one_and_of_zero():
         torch.testing.assert_close(one, two)
     weighed.fit(x, y, np.arange(64) % 2)
     assert weighed.learner_.buffer.offered == 64  # two passes over the other half
-    with pytest.raises(hf.UsageError, match="Give it from the first call on"):
+    with pytest.raises(hf.UsageError, match="Give them from the first call on"):
         plain.partial_fit(x, y, sample_weight=np.ones(64))
+    with pytest.raises(hf.UsageError, match="Give them from the first call on"):
+        plain.set_params(class_weight={"ash": 2.0}).partial_fit(x, y)
     assert weighed.partial_fit(x, y).learner_.buffer.offered == 128  # none given: 1 each
 
 
