@@ -471,12 +471,13 @@ def test_options_reach_the_learner(tmp_path):
         return samples + 0.1
 
     made = ReplayClassifier(clip=0.5, augment=view, storage=tmp_path / "buffer", epochs=1, random_state=0).fit(x, y)
-    assert seen == [32, 96]
+    assert seen[-2:] == [32, 96]
     assert made.learner_.clip == 0.5
     assert made.learner_.buffer.stored == 64
     assert list((tmp_path / "buffer").iterdir())
+    before = len(seen)
     made.predict(x)
-    assert seen == [32, 96]
+    assert len(seen) == before
     made.save(tmp_path / "saved")
     made.learner_.buffer.close()  # as the end of a process would
     loaded = ReplayClassifier.load(tmp_path / "saved", augment=view, storage=tmp_path / "buffer")
