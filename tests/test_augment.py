@@ -298,12 +298,18 @@ def test_other_views_are_not_complained_of(view):
             learner_with(view).observe(x, y)
 
 
-@pytest.mark.parametrize("name", [*ONCE, "rows"])
+def with_generators():
+    noise, draw = generator(0, "noise"), np.random.default_rng(0)
+    return lambda x: x + torch.rand((), generator=noise) + draw.random()
+
+
+@pytest.mark.parametrize("name", [*ONCE, "rows", "closure"])
 def test_looking_at_a_view_moves_no_generator(name):
     """The same steps with and without validation."""
     found = []
     for validate in (True, False):
-        view = OwnGenerator() if name == "own" else ONCE.get(name, lambda x: x + torch.rand(len(x), 1, 1, 1))
+        made = {"own": OwnGenerator, "closure": with_generators}
+        view = made[name]() if name in made else ONCE.get(name, lambda x: x + torch.rand(len(x), 1, 1, 1))
         learner = learner_with(view, validate=validate)
         torch.manual_seed(1)
         random.seed(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from inspect import signature
+from inspect import getclosurevars, isfunction, signature
 from typing import Any
 
 import numpy
@@ -128,10 +128,10 @@ class _PerSample:
 def draws_once(view: View, *samples: Nested) -> bool:
     """Whether a view is random, but the same for all rows of a minibatch. `samples` are its arguments, for instance x.
 
-    The view is called a few times with copies of the first row. Generators are put back: PyTorch's, Python's, NumPy's
-    global one, and the view's own if it is called `generator`. A view that fails is left to fail in the step.
+    The view is called a few times with copies of the first row. Generators are put back, see `_Generators`. A view that
+    fails is left to fail in the step.
     """
-    before, made = _Generators(view, samples), []
+    before, made = _Generators(view, samples[0]), []
     try:
         for _ in range(4):
             copies = [transform(lambda part: part[:1].repeat(8, *[1] * (part.dim() - 1)), each) for each in samples]
@@ -146,13 +146,21 @@ def draws_once(view: View, *samples: Nested) -> bool:
 
 
 class _Generators:
-    """Where all generators are that a view of `samples` may draw from, except its private ones."""
+    """Where the generators are that a view of `samples` may draw from.
+
+    These are PyTorch's, Python's and NumPy's global ones, and those of PyTorch and NumPy that are attributes of the
+    view, or variables that it reads if it is a function.
+    """
 
     def __init__(self, view: View, samples: Nested) -> None:
+        own = list(getattr(view, "__dict__", {}).values())
+        if isfunction(view):
+            read = getclosurevars(view)
+            own += [*read.nonlocals.values(), *read.globals.values()]
         device = next(iter(leaves(samples, "x").values())).device
-        own = getattr(view, "generator", None)
-        generators = [*global_generators(device).values(), *([own] if isinstance(own, torch.Generator) else [])]
+        generators = [*global_generators(device).values(), *(each for each in own if isinstance(each, torch.Generator))]
         self._torch = [(each, each.get_state()) for each in generators]
+        self._own = [(each, each.bit_generator.state) for each in own if isinstance(each, numpy.random.Generator)]
         self._python, self._numpy = random.getstate(), numpy.random.get_state()
 
     def moved_beside_torch(self) -> bool:
@@ -166,5 +174,7 @@ class _Generators:
         """Put all of them back."""
         for generator, state in self._torch:
             generator.set_state(state)
+        for other, place in self._own:
+            other.bit_generator.state = place
         random.setstate(self._python)
         numpy.random.set_state(self._numpy)

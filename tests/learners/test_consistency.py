@@ -180,8 +180,8 @@ def test_buffer_is_offered_inputs_as_they_came_with_logits_of_their_view():
         assert offered_x.dtype == torch.uint8
         assert torch.equal(offered_x, x)
         assert torch.equal(offered_y, y)
-        torch.testing.assert_close(logits, before(torch.cat(views)[:8]).detach())
-        assert not torch.allclose(logits, model(torch.cat(views)[:8]).detach())  # the update made a difference
+        torch.testing.assert_close(logits, before(views[-1][:8]).detach())
+        assert not torch.allclose(logits, model(views[-1][:8]).detach())  # the update made a difference
         assert not logits.requires_grad
     kept = buffer.contents()
     seen = {
@@ -204,7 +204,7 @@ def test_every_draw_is_augmented_anew():
         shown.clear()
         buffer.draws.clear()
         learner.observe(x, y)
-        assert torch.equal(torch.cat(shown), torch.cat([x, *(drawn.x for drawn in buffer.draws)]))
+        assert torch.equal(shown[-1], torch.cat([x, *(drawn.x for drawn in buffer.draws)]))
 
 
 def test_the_two_draws_are_independent():

@@ -26,6 +26,7 @@ def probabilities(row):
     return [number.exp() / row.exp().sum() for number in row]
 
 
+@pytest.mark.filterwarnings("ignore:augment is random, but draws once")
 @pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
 @pytest.mark.parametrize(("beta", "replay_size"), [(1.0, 8), (0.3, 5), (0.0, None)])
 def test_twelve_steps_in_three_tasks(kind, beta, replay_size):
