@@ -211,8 +211,9 @@ class _ReplayEstimator(BaseEstimator):
             options |= {"regularizer": self._scaled(self.regularizer, network), "beta": self.beta}
         learner = _LEARNERS[kind](network, optimizer, **options)
         loss = self._scaled(self.loss or self._loss, network)
-        # Set afterwards: the estimator itself lets the head grow, so that the head and any loss go together.
+        # Set afterwards: the estimator itself lets the head grow, so that the head goes with any loss and any targets.
         learner.loss = partial(_weighted_mean, loss or nn.functional.cross_entropy) if self._weighted else loss
+        learner.labelled = learner.loss is None
         return learner
 
     def _scaled(self, function: Any, network: nn.Module) -> Any:
@@ -230,13 +231,14 @@ class _ReplayEstimator(BaseEstimator):
                 for rows in self._batches(len(x)) if len(x) else ():
                     self.learner_.observe(x[rows], transform(itemgetter(rows), targets))
 
-    def _weights(self, x: Tensor, given: ArrayLike | None, weighted: bool) -> Tensor | None:
+    def _weights(self, x: Tensor, given: ArrayLike | None, *, first: bool) -> Tensor | None:
         """The weights of the samples (n,), all 1 if none are `given`; None for an estimator without weights."""
-        if given is not None and not weighted:
-            raise UsageError("sample_weight came too late: stored samples have none. Give it from the first call on.")
-        if not weighted:
+        asked = given is not None or getattr(self, "class_weight", None) is not None
+        if not (asked if first else self._weighted):
+            if asked:
+                raise UsageError("weights came too late: stored samples have none. Give them from the first call on.")
             return None
-        weight = _check_sample_weight(given, x, dtype=np.float32, copy=True, ensure_non_negative=True)
+        weight = _check_sample_weight(given, x.numpy(), dtype=np.float32, copy=True, ensure_non_negative=True)
         return torch.from_numpy(weight)
 
     def _batches(self, count: int) -> Iterator[Tensor]:
@@ -411,8 +413,7 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
 
     def _label_weights(self, x: Tensor, labels: Array, given: ArrayLike | None, *, first: bool) -> Tensor | None:
         """The weight of each sample times that of its class, (n,); None for an estimator without weights."""
-        asked = given is not None or self.class_weight is not None
-        weight = self._weights(x, given, asked if first else self._weighted)
+        weight = self._weights(x, given, first=first)
         if weight is None or self.class_weight is None:
             return weight
         if isinstance(self.class_weight, str):
@@ -458,7 +459,7 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
 
     def _continue(self, X: ArrayLike, y: ArrayLike, given: ArrayLike | None, *, first: bool, epochs: int) -> Self:
         x, targets = self._samples(X, y, first=first)
-        weight = self._weights(x, given, given is not None if first else self._weighted)
+        weight = self._weights(x, given, first=first)
         if first:
             self._begin(x, targets.shape[1], weighted=weight is not None)
         self.module_.update(targets)  # type: ignore[operator]

@@ -212,7 +212,7 @@ def test_the_commands_of_the_readme_are_right():
                 subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
             else:
                 parse(words[1:])
-    assert seen == 11
+    assert seen == 12
 
 
 def test_the_example_of_contributing_runs(newcomer):
@@ -223,8 +223,8 @@ def test_the_example_of_contributing_runs(newcomer):
     call(shlex.split(f"{command} --tasks 1 --set train_limit=320 --set regularizer.delta=0.5"))
     session: dict = {}
     exec("import holdfast.testing\nfrom my_module import huber\nholdfast.testing.check_regularizer(huber)", session)
-    exec("from my_module import Mine\nholdfast.testing.check_learner(Mine)", session)
-    call(shlex.split("holdfast run rot-mnist mine --plugin my_module --tasks 1 --set train_limit=320 --set weight=0.7"))
+    exec("from my_module import WeightedReplay\nholdfast.testing.check_learner(WeightedReplay)", session)
+    call(shlex.split("holdfast run rot-mnist weighted-replay --plugin my_module --tasks 1 --set train_limit=320"))
 
 
 def test_commands_in_running_text_exist():
