@@ -123,8 +123,8 @@ class Learner:
             )
         self.head = None if given["head"] is None else Head(self.model, given["head"], optimizer)
         self.on_grow = given["on_grow"]
-        # A loss that is set later, as the estimators do, gets targets as they come.
-        self._loss_takes_labels = self.loss is not None and self.head is not None
+        self.labelled = self.loss is None or self.head is not None
+        """Whether targets are class labels, and not something that only a loss of one's own understands."""
         self._groups = GroupedForward(self.model)
         self._transaction = Transaction(self)
 
@@ -250,11 +250,6 @@ class Learner:
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """The task whose training samples these are has ended."""
-
-    @property
-    def labelled(self) -> bool:
-        """Whether targets are class labels, and not something that only a loss of one's own understands."""
-        return self.loss is None or self._loss_takes_labels
 
     # --- growing and saving ------------------------------------------------------------------------------------------
 
