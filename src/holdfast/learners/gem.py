@@ -49,8 +49,8 @@ class EpisodicGem(ReplayLearner):
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, margin: float = 0.5, **shared: Unpack[ReplayOptions]
     ) -> None:
-        if shared.get("balanced"):
-            raise UsageError("GEM chooses its samples itself: leave out balanced.")
+        if shared.get("balanced") or shared.get("buffer_policy", "reservoir") != "reservoir":
+            raise UsageError("GEM chooses its samples itself: leave out balanced and buffer_policy.")
         super().__init__(model, optimizer, **shared)
         check_weights(margin=margin)
         if find_spec("scipy") is None:

@@ -63,8 +63,8 @@ class Icarl(ReplayLearner):
         replay_size: int | None = None,
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        if shared.get("balanced"):
-            raise UsageError("iCaRL chooses its samples itself: leave out balanced.")
+        if shared.get("balanced") or shared.get("buffer_policy", "reservoir") != "reservoir":
+            raise UsageError("iCaRL chooses its samples itself: leave out balanced and buffer_policy.")
         super().__init__(model, optimizer, **shared)
         check_sizes(replay_size=replay_size)
         if self.loss is not None or self.class_weights is not None:
