@@ -62,6 +62,9 @@ def mse(current: Tensor, stored: Tensor) -> Tensor:
     return F.mse_loss(current, stored)
 
 
+# --- approximate consistency: probabilities, directions or similarities must stay, not the logits --------------------
+
+
 @REGULARIZERS.register("kl", "KL(stored || current) of the softmax outputs, mean over samples and classes")
 def kl(current: Tensor, stored: Tensor) -> Tensor:
     """1/C Σ_c q_c log(q_c / p_c)."""
@@ -69,9 +72,6 @@ def kl(current: Tensor, stored: Tensor) -> Tensor:
     # (`reduction="mean"` warns that it will change its meaning, so the mean is taken here.)
     now, then = F.log_softmax(current, dim=1), F.log_softmax(stored, dim=1)
     return F.kl_div(now, then, reduction="none", log_target=True).mean()
-
-
-# --- approximate consistency: borrowed from self-supervised learning -------------------------------------------------
 
 
 @REGULARIZERS.register("mi", "Minus the mutual information of the two softmax outputs, estimated over the batch")
