@@ -16,6 +16,7 @@ import time
 BEGAN = time.monotonic()  # before the slow imports: they count
 
 import argparse  # noqa: E402
+import json  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 import tomllib  # noqa: E402
@@ -29,7 +30,6 @@ from holdfast.config import RunConfig  # noqa: E402
 from holdfast.errors import HoldfastError, UsageError  # noqa: E402
 from holdfast.experiments import EXPERIMENTS, condensed, load_results  # noqa: E402
 from holdfast.learners import settings_for  # noqa: E402
-from holdfast.results import write_json  # noqa: E402
 from holdfast.sweep import Event, SweepSummary, sweep  # noqa: E402
 from holdfast.sweep.fleets import FleetRunner  # noqa: E402
 
@@ -126,7 +126,7 @@ def write_small(configs: Sequence[RunConfig], out: Path, folder: Path) -> list[P
         if stored is not None:
             path = folder / small_name(config)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, condensed(stored))
+            path.write_text(json.dumps(condensed(stored), separators=(",", ":"), allow_nan=False) + "\n", "utf-8")
             written.append(path)
     return written
 
