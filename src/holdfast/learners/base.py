@@ -183,11 +183,10 @@ class Learner:
 
     def show(self, inputs: Sequence[Nested], targets: Sequence[Nested]) -> tuple[Nested, Nested]:
         """The view of these inputs as one minibatch, and its targets, which `augment` may have changed."""
-        wanted = targets[0] if len(targets) == 1 else concat(targets)
         if self.changes_targets:
-            view, changed = self.augment(concat(inputs), wanted)
+            view, changed = self.augment(concat(inputs), concat(targets))  # new memory: it may work in place
             return view, changed
-        return self.view(*inputs), wanted
+        return self.view(*inputs), targets[0] if len(targets) == 1 else concat(targets)
 
     def learn_alone(self, x: Nested, y: Nested) -> tuple[Tensor, Tensor]:
         """The outputs for a minibatch, which are checked against its labels, and its loss."""
