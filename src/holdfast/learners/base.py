@@ -373,8 +373,10 @@ class ReplayLearner(Learner):
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
         generator, balanced = options.pop("generator", None), options.pop("balanced", False)
-        policy = options.pop("buffer_policy", "reservoir")
+        policy, padding = options.pop("buffer_policy", "reservoir"), options.pop("padding", None)
         super().__init__(model, optimizer, **cast(Options, options))
+        self.padding = None if padding is None else dict(padding)
+        """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
         if balanced and (self.ranks is not None or policy != "reservoir"):
             raise UsageError(
                 "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
@@ -382,7 +384,7 @@ class ReplayLearner(Learner):
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
             kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
-            self.buffer = kind(size, generator=generator, storage=storage)
+            self.buffer = kind(size, generator=generator, storage=storage, padding=padding)
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -391,6 +393,7 @@ class ReplayLearner(Learner):
                 device=self.device,
                 storage=storage,
                 policy=policy,
+                padding=padding,
             )
 
     def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
