@@ -408,8 +408,11 @@ class ReplayLearner(Learner):
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
         generator, balanced = options.pop("generator", None), options.pop("balanced", False)
-        policy, self.replay_size = options.pop("buffer_policy", "reservoir"), options.pop("replay_size", None)
+        policy, padding = options.pop("buffer_policy", "reservoir"), options.pop("padding", None)
+        self.replay_size = options.pop("replay_size", None)
         super().__init__(model, optimizer, **cast(Options, options))
+        self.padding = None if padding is None else dict(padding)
+        """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
         check_sizes(replay_size=self.replay_size)
         if self.chooses and (balanced or policy != "reservoir"):
             raise UsageError(f"{type(self).__name__} chooses its samples itself: leave out balanced and buffer_policy.")
@@ -422,7 +425,7 @@ class ReplayLearner(Learner):
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
             kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
-            self.buffer = kind(size, generator=generator, storage=storage)
+            self.buffer = kind(size, generator=generator, storage=storage, padding=padding)
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -431,6 +434,7 @@ class ReplayLearner(Learner):
                 device=self.device,
                 storage=storage,
                 policy=policy,
+                padding=padding,
             )
 
     @classmethod

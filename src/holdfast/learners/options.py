@@ -80,6 +80,8 @@ class ReplayOptions(Options, total=False):
         10,000 more. Default: "reservoir".
     storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
         Default: "device".
+    padding: for samples that differ in length, the tensors that vary along dimension 1 and what short ones are filled
+        up with, as in {"input_ids": 0, "y": -100}; see `Reservoir`. Default: None, all samples have one shape.
     replay_size: samples drawn per step; GEM draws none. Default: as many as observed.
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
@@ -88,6 +90,7 @@ class ReplayOptions(Options, total=False):
     balanced: bool
     buffer_policy: str
     storage: str | Path
+    padding: Mapping[str, float] | None
     replay_size: int | None
     generator: torch.Generator | None
 
