@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import sys
@@ -22,7 +21,8 @@ from torch import Tensor
 from holdfast import checkpoint
 from holdfast.buffer.layout import Column, Layout, affordable, columns_of, layout_of
 from holdfast.errors import StorageError, UsageError
-from holdfast.files import flush, lock, replacing
+from holdfast.files import flush, lock
+from holdfast.schema import read_json, write_json
 
 __all__ = ["Folder"]
 
@@ -289,12 +289,11 @@ class Folder:
         if not path.exists():
             # Columns are described by the state. Early versions described them here, and expect the field.
             about = {"version": VERSION, "capacity": self.capacity, "columns": []}
-            with replacing(path) as scratch:
-                scratch.write_text(json.dumps(about), "utf-8")
+            write_json(path, about)
         try:
-            about = json.loads(path.read_text("utf-8"))
+            about = read_json(path)
             version, capacity = about["version"], about["capacity"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{path} is damaged: {error!r}. {ADVICE}") from None
         if version != VERSION:
             raise StorageError(
