@@ -175,7 +175,8 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        gradients = self.backward(losses)
+        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
+            gradients = self.backward(losses)
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
         (optimizer or self.optimizer).step()
