@@ -153,8 +153,9 @@ def _span(missing: list[RunConfig], known: Results, jobs: int, device: str) -> s
     if not missing:
         return "nothing to do"
     if len(told.unknown) == len(missing):
-        return "not measured yet"
-    return duration(told.seconds) + (f" + {len(told.unknown)} runs not measured yet" if told.unknown else "")
+        return "not known"
+    guess = "about " if told.guessed else ""
+    return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")
 
 
 def _show(made: Table) -> None:
