@@ -47,6 +47,9 @@ HOPELESS = 3
 """Failures without a single success after which a study gives up."""
 DIVERGED = "no longer finite"
 """In the error of a run whose loss became infinite: values to avoid, not a failure of the study."""
+State = Literal["running", "complete", "pruned", "failed"]
+STATES: dict[str, State] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+"""Optuna's names of states, and ours; all others are "running"."""
 
 
 class Range(NamedTuple):
@@ -66,16 +69,12 @@ class Range(NamedTuple):
         low, high, own = (log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (own - low) / (high - low)
 
-    def has(self, value: float | None) -> bool:
-        """Whether the value is one of those to try."""
-        return value is not None and self.low <= value <= self.high
-
 
 class Trial(NamedTuple):
     """One run of a study."""
 
     number: int
-    state: Literal["running", "complete", "pruned", "failed"]
+    state: State
     values: dict[str, float]
     accuracy: float | None
     """Mean validation accuracy in percent over the tasks learned; None if none was learned."""
@@ -174,20 +173,13 @@ def _rounded(value: float) -> float:
 
 def with_values(config: RunConfig, values: dict[str, float]) -> RunConfig:
     """The config with numbers put in by name, as `--set` names them."""
-    own, options, settings = settings_for(config), dict(config.options), dict(config.settings)
-    numbers = [field.name for field in fields(config) if field.type == "float"]
-    changes: dict[str, Any] = {}
-    for name, value in values.items():
-        if name.startswith("regularizer."):
-            options[name.removeprefix("regularizer.")] = value
-        elif isinstance(own.get(name), float):
-            settings[name] = value
-        elif name in numbers and name != "validation":
-            changes[name] = value
-        else:
-            known = [*numbers, *(each for each, default in own.items() if isinstance(default, float))]
-            raise unknown_name("number to tune", name, [each for each in known if each != "validation"])
-    return config.change(**changes, options=tuple(options.items()), settings=tuple(settings.items()))
+    own = settings_for(config)
+    known = [field.name for field in fields(config) if field.type == "float" and field.name != "validation"]
+    known += [name for name, default in own.items() if isinstance(default, float)]
+    for name in values:
+        if name not in known and not name.startswith("regularizer."):
+            raise unknown_name("number to tune", name, known)
+    return config.parse([f"{name}={value!r}" for name, value in values.items()], own)
 
 
 def _values(config: RunConfig, space: Iterable[Range]) -> dict[str, float | None]:
@@ -255,7 +247,8 @@ class _Session:
             storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
         )
         own = _values(self._config, self._space)
-        if all(each.has(own[each.name]) for each in self._space) and not study.get_trials(deepcopy=False):
+        inside = all((x := own[each.name]) is not None and each.low <= x <= each.high for each in self._space)
+        if inside and not study.get_trials(deepcopy=False):
             study.enqueue_trial(own)
         return study
 
@@ -373,16 +366,11 @@ class _Session:
 
     def _read(self, frozen: Any) -> Trial:
         """A trial of Optuna's as plain values."""
-        states: dict[str, Literal["running", "complete", "pruned", "failed"]] = {
-            "COMPLETE": "complete",
-            "PRUNED": "pruned",
-            "FAIL": "failed",
-        }
         steps = frozen.intermediate_values
         accuracy = frozen.value if frozen.value is not None else steps[max(steps)] if steps else None
         values = {each.name: _rounded(frozen.params[each.name]) for each in self._space if each.name in frozen.params}
         tasks = max(steps) + 1 if steps else 0
-        return Trial(frozen.number, states.get(frozen.state.name, "running"), values, accuracy, tasks)
+        return Trial(frozen.number, STATES.get(frozen.state.name, "running"), values, accuracy, tasks)
 
     def summary(self, interrupted: bool) -> Study:
         """The study as it is now."""

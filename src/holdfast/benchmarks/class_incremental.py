@@ -14,10 +14,10 @@ from holdfast.config import RunConfig
 from holdfast.data import Dataset, ImageSet
 from holdfast.errors import UsageError
 
-__all__ = ["split_by_class"]
+__all__: list[str] = []
 
 
-def split_by_class(data: Dataset, tasks: int) -> tuple[Task, ...]:
+def _split_by_class(data: Dataset, tasks: int) -> tuple[Task, ...]:
     """`data` cut into tasks of equally many classes, in label order."""
     if data.classes % tasks:
         raise UsageError(f"{data.classes} classes cannot be split into {tasks} equal tasks.")
@@ -44,7 +44,7 @@ def _by_class(
     def benchmark(config: RunConfig, root: Path) -> Benchmark:
         data = shared_dataset(dataset, root)
         shape = tuple(data.train.images.shape[1:])
-        parts = split_by_class(data, config.tasks or tasks)
+        parts = _split_by_class(data, config.tasks or tasks)
         corruptible = data.test if corrupted else None
         return Benchmark(data.classes, shape, parts, normalize, random_view, corruptible=corruptible)
 

@@ -68,9 +68,6 @@ def run_command(
 ) -> None:
     """Train one method on one benchmark and save the result."""
     import_plugins(plugin)
-    BENCHMARKS[benchmark]
-    if canonical(method) not in method_names():
-        raise unknown_name("method", method, method_names())
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
     config = make_config(benchmark, method, given, set_ or [])
     target = choose_device(device)
@@ -112,6 +109,9 @@ def run_command(
 
 def make_config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
     """The preset, changed by the options that are not None and by --set; a setting that both name is refused."""
+    BENCHMARKS[benchmark]  # an unknown name raises an error
+    if canonical(method) not in method_names():
+        raise unknown_name("method", method, method_names())
     given = {name: value for name, value in given.items() if value is not None}
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:
