@@ -44,7 +44,7 @@ LAYERS = [
     ("tuning",),
     ("report",),
     ("monitor", "loggers", "export"),
-    ("estimators",),
+    ("matrix", "estimators"),
     ("integrations",),
     ("testing", "bench", "demo", "display"),
     ("__init__",),

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -13,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.methods import canonical, needs_buffer
+from holdfast.methods import BENCHMARKS, canonical, method_names, needs_buffer
 from holdfast.registry import unknown_name
 
 __all__ = ["PRECISIONS", "PROTOCOL", "RunConfig", "Setting"]
@@ -25,6 +26,8 @@ LARGEST = 3.4028234663852886e38  # the largest number of float32, in which netwo
 PRECISIONS = ("float32", "bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "linear")
+
+SLIP = 0.85  # two names as alike as that (difflib's ratio) are one name and a slip of the finger
 
 Setting = float | int | bool | str
 """A value of a method's own setting."""
@@ -107,10 +110,16 @@ class RunConfig:
     ) -> RunConfig:
         """The published hyper-parameters for a benchmark, method and buffer size, with any `changes` on top.
 
+        A benchmark of one's own, which `run` is given, may have a name that is not registered.
+
         >>> RunConfig.preset("rot-mnist", "linf", buffer_size=500).lr
         0.2
         """
         method = canonical(method)
+        if method not in method_names():
+            raise unknown_name("method", method, method_names())
+        if benchmark not in BENCHMARKS and get_close_matches(benchmark, BENCHMARKS, 1, SLIP):
+            raise unknown_name("benchmark", benchmark, list(BENCHMARKS))
         if not needs_buffer(method):
             buffer_size = None
         values = _preset(benchmark, method, buffer_size)
