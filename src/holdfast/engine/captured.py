@@ -33,9 +33,9 @@ class _Graph(NamedTuple):
 class CapturedEngine(Engine):
     """Executes each step as one CUDA graph: everything from indexing the data to the buffer's update.
 
-    A graph is captured for every combination of batch size and number of stored samples that recurs. The first steps of
-    each run eagerly, which also warms up what capture needs. With `compiled`, pure functions of a step run compiled,
-    for full batches only: the short last batch of an epoch is too rare to pay for it. Runs on the current stream, which
+    A graph is captured for every combination of batch size and number of stored samples that recurs. Its first steps
+    run eagerly, which also warms up what the capture needs. With `compiled`, pure functions of a step run compiled, for
+    full batches only: the short last batch of an epoch is too rare to pay for it. Runs on the current stream, which
     must not be the default one.
     """
 
@@ -71,13 +71,10 @@ class CapturedEngine(Engine):
         else:
             # Memory of the engine's own: the next task is copied into it, and `data` may belong to the benchmark.
             self._images, self._labels = self._images.clone(), self._labels.clone()
-            self._drop_graphs()
+            self.learner_changed()
 
     def learner_changed(self) -> None:
-        """Drop the graphs: they execute the learner as it was."""
-        self._drop_graphs()
-
-    def _drop_graphs(self) -> None:
+        """Drop the graphs: they execute the learner as it was, on the data that it had."""
         self._graphs.clear()
         self._uses.clear()
         self._pool = torch.cuda.graph_pool_handle()  # a pool whose graphs are gone cannot be captured into again
