@@ -6,7 +6,7 @@ LIGHT := $(VENV)/light
 READY := $(VENV)/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format slow chaos friends docs pictures lock readme report clean
+.PHONY: demo test quick check format slow chaos friends dist docs pictures lock readme speeds report clean
 
 demo: $(LIGHT)
 	$(BIN)/holdfast demo
@@ -70,6 +70,10 @@ lock:
 # The README's table, and the report page, from the result files.
 readme: $(READY)
 	$(BIN)/python docs/update_readme.py
+
+# The speeds from which the time of a run is guessed, from what `holdfast bench` printed.
+speeds: $(READY)
+	$(BIN)/python scripts/speeds.py
 
 report: $(READY)
 	$(BIN)/holdfast report results --out docs/report.html

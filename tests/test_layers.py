@@ -26,7 +26,7 @@ LAYERS = [
     ("augment",),
     ("benchmarks",),
     ("models",),
-    ("devices",),
+    ("devices", "workload"),
     ("regularizers",),
     ("checkpoint",),
     ("buffer",),

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
-from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Draw, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
@@ -78,7 +78,7 @@ class Learner:
     """Whether `augment` may change targets: the method calls `show`, and compares outputs with nothing but them."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
-    buffer: Buffer | None = None
+    buffer: Reservoir | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -401,7 +401,7 @@ class ReplayLearner(Learner):
     """Whether samples are stored with the outputs that the network had for them."""
     chooses: ClassVar[bool] = False
     """Whether the method chooses itself what to store, so that the buffer can have no policy."""
-    buffer: Buffer
+    buffer: Reservoir
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[ReplayOptions]) -> None:
         if "buffer_size" not in options:
