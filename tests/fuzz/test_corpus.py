@@ -42,5 +42,9 @@ def test_damage(kind, tmp_path):
     strategy = damaged(reader.sound)
     if kind == "settings":
         strategy |= altered(json.loads(reader.sound))
-    check = fuzz(strategy, examples=40)(lambda content, place: reader.outcome(content, place))
+
+    @fuzz(strategy, examples=40)
+    def check(content, place):
+        reader.outcome(content, place)
+
     check(40, tmp_path)
