@@ -178,6 +178,9 @@ class Reservoir:
     def __len__(self) -> int:
         return self.stored
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stored} of {self.capacity} samples stored, {self._offered} offered)"
+
     def recount(self, offered: int) -> None:
         """Set the host's count where the device's moved without it: a replayed CUDA graph, or a failed capture."""
         self._offered = offered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -132,9 +133,21 @@ class Learner:
         buffer = "" if self.buffer is None else f", {self.buffer.stored} of {self.buffer.capacity} samples stored"
         return f"{type(self).__name__}({type(self.model).__name__}, {type(self.optimizer).__name__}{buffer})"
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a learner cannot be pickled. Write it with learner.save(path), and load(path) into one that is made the "
+            "same way; copy.deepcopy(learner) copies it."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = object.__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
+        made._transaction = Transaction(made)  # of the copy's own parts, and of this process's generators
+        return made
+
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def observe(self, x: Nested, y: Nested) -> Losses:
+    def observe(self, x: Nested, y: Nested = None) -> Losses:
         """Learn from one minibatch: inputs `x` (B, ...) as they are to be stored, labels `y` (B,).
 
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
@@ -144,9 +157,14 @@ class Learner:
         self.commit(losses)
         return losses.detach()
 
-    def losses(self, x: Nested, y: Nested) -> Losses:
+    def losses(self, x: Nested, y: Nested = None) -> Losses:
         """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet."""
-        losses = self.compute_losses(*self._transaction.begin(x, y))
+        minibatch = self._transaction.begin(x, y)
+        try:
+            losses = self.compute_losses(*minibatch)
+        except BaseException:
+            self._transaction.roll_back()
+            raise
         self._transaction.approve(losses)
         return losses
 
@@ -157,7 +175,8 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        gradients = self.backward(losses)
+        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
+            gradients = self.backward(losses)
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
         (optimizer or self.optimizer).step()
@@ -197,8 +216,11 @@ class Learner:
 
     def forward(self, view: Nested, network: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The outputs for a view, in float32 or wider; of another `network` than the learner's, if one is given."""
-        with self.autocast():
-            outputs: Tensor = (network or self.network)(view)
+        try:
+            with self.autocast():
+                outputs: Tensor = (network or self.network)(view)
+        except (RuntimeError, ValueError) as error:
+            self._transaction.explain(error, view)
         if not isinstance(outputs, Tensor):
             self.refuse(
                 UsageError(
@@ -214,8 +236,8 @@ class Learner:
         try:
             with self.autocast():
                 outputs = self._groups(views, [rows(part) for part in inputs], self.network)
-        except UsageError as error:
-            self.refuse(error)
+        except (RuntimeError, ValueError) as error:
+            self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
