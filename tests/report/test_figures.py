@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 
 from holdfast.analysis.comparisons import METHODS as ORDER
 from holdfast.analysis.comparisons import comparisons, method_order
@@ -14,8 +15,8 @@ from holdfast.config import RunConfig
 from holdfast.experiments import EXPERIMENTS, assess
 from holdfast.report.charts import comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import inline_svg, save_figure
-from holdfast.report.draw.runs import draw_dots, draw_lines, spread
-from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_style
+from holdfast.report.draw.runs import DARK_CELLS, draw_dots, draw_lines, spread
+from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, color_map, method_style
 from holdfast.report.numbers import Numbers
 from holdfast.report.series import Dot, Line
 
@@ -170,6 +171,14 @@ def test_the_ink_in_coloured_cells_does_not_change_with_the_theme():
     numbers = re.findall(r"<text[^>]*style=\"([^\"]*)\"[^>]*>\d+</text>", svg)
     assert any("#fefefe" in style for style in numbers)
     assert not any("--paper" in style for style in numbers)
+
+
+def test_heat_maps_can_be_read_in_both_themes():
+    colors = [to_hex(color_map()(step)) for step in range(256)]
+    assert min(contrast(color, DARK["paper"]) for color in colors) > 2  # the darkest cell is no hole in the page
+    edge = round(DARK_CELLS * 255)
+    assert min(contrast(color, "#fefefe") for color in colors[:edge]) >= 4.5
+    assert min(contrast(color, "#000000") for color in colors[edge:]) >= 4.5
 
 
 def test_control_characters_in_names_are_drawn_as_codes(tmp_path):

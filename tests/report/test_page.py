@@ -170,6 +170,18 @@ def test_the_same_results_give_the_same_page(stored):
     assert render_report(results) == render_report(results)
 
 
+def test_nothing_is_drawn_of_one_or_two_numbers_and_nothing_twice(page):
+    parsed = Page(page)
+    titles = [figure["text"].partition(". ")[0].strip() for figure in parsed.all("figcaption")]
+    assert "Ours minus published: table1, buffer 200" in titles  # er, l2, mse
+    assert not any("no buffer" in title for title in titles)  # sgd alone
+    assert len(titles) == len(set(titles))
+    assert "no result yet" not in parsed.all("main")[0]["text"]
+    rows = [row["text"] for row in parsed.all("th", scope="row")]
+    assert "linf" not in rows
+    assert "No results yet for joint, l1, linf" in parsed.all("section", id="experiment-table1")[0]["text"]
+
+
 def test_a_single_run_is_enough(stored):
     parsed = Page(render_report(stored(run("er", 80.0))))
     assert "1 result on toy" in parsed.all("header")[0]["text"]

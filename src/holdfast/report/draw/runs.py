@@ -23,7 +23,7 @@ PANEL = 2.9  # inches: width of a panel with lines; two of them fill half a page
 DOTS, FEW_DOTS, MANY_DOTS = 2.6, 1.25, 0.75  # inches: width of a panel with dots if it is alone, one of a few, of many
 FAR = 6.0  # bands of difference that a panel reaches at most
 MARGIN = 0.75  # inches left of a panel, for numbers and their unit
-DARK_CELLS = 0.32  # share of the colour scale on which white letters can be read better than black ones
+DARK_CELLS = 0.29  # share of the colour scale on which white letters can be read better than black ones
 MOST_BANDS = 4  # lines that can show their standard deviation as a band without hiding each other
 
 
