@@ -126,8 +126,8 @@ def test_every_run_tells_how_it_came_about(page):
     text = " ".join(Page(page).all("section", id="runs")[0]["text"].split())
     for result in PAPER:
         assert result.config.fingerprint in text
-    assert "holdfast 0.1.0 (0123456), torch 2.13.0, Python 3.11.7" in text
-    assert "x86_64 (cpu, threads 1)" in text
+    assert "holdfast 0.1.0, commit 0123456789abcdef, torch 2.13.0, python 3.11.7, device x86_64" in text
+    assert "The same for all: benchmark mnist-360, model mlp" in text
     assert "replay size" in text
 
 
