@@ -15,7 +15,7 @@ from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.export import export
-from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses, TopK, next_tokens
 from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import DriftMonitor, ForgettingMonitor, ForgettingWarning
@@ -43,11 +43,13 @@ __all__ = [
     "RunResult",
     "ShardedReservoir",
     "StorageError",
+    "TopK",
     "TrainingError",
     "UsageError",
     "analysis",
     "export",
     "group_batchnorm",
+    "next_tokens",
     "per_sample",
     "run",
 ]
