@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
-from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Draw, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.answers import TopK, answers_of
@@ -82,7 +83,7 @@ class Learner:
     """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
-    buffer: Buffer | None = None
+    buffer: Reservoir | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -145,9 +146,21 @@ class Learner:
         buffer = "" if self.buffer is None else f", {self.buffer.stored} of {self.buffer.capacity} samples stored"
         return f"{type(self).__name__}({type(self.model).__name__}, {type(self.optimizer).__name__}{buffer})"
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a learner cannot be pickled. Write it with learner.save(path), and load(path) into one that is made the "
+            "same way; copy.deepcopy(learner) copies it."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = object.__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
+        made._transaction = Transaction(made)  # of the copy's own parts, and of this process's generators
+        return made
+
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def observe(self, x: Nested, y: Nested) -> Losses:
+    def observe(self, x: Nested, y: Nested = None) -> Losses:
         """Learn from one minibatch: inputs `x` (B, ...) as they are to be stored, labels `y` (B,).
 
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
@@ -157,9 +170,14 @@ class Learner:
         self.commit(losses)
         return losses.detach()
 
-    def losses(self, x: Nested, y: Nested) -> Losses:
+    def losses(self, x: Nested, y: Nested = None) -> Losses:
         """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet."""
-        losses = self.compute_losses(*self._transaction.begin(x, y))
+        minibatch = self._transaction.begin(x, y)
+        try:
+            losses = self.compute_losses(*minibatch)
+        except BaseException:
+            self._transaction.roll_back()
+            raise
         self._transaction.approve(losses)
         return losses
 
@@ -170,7 +188,8 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        gradients = self.backward(losses)
+        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
+            gradients = self.backward(losses)
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
         (optimizer or self.optimizer).step()
@@ -211,8 +230,11 @@ class Learner:
 
     def forward(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
         """The outputs for a view, in float32 or wider; of another `network` than the learner's, if one is given."""
-        with self.autocast():
-            return widen(self.answer(view, network))
+        try:
+            with self.autocast():
+                return widen(self.answer(view, network))
+        except (RuntimeError, ValueError) as error:
+            self._transaction.explain(error, view)
 
     def answer(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
         """What a network answers, called as the options `call` and `outputs` say."""
@@ -222,11 +244,9 @@ class Learner:
         if not isinstance(outputs, Tensor):
             outputs = getattr(outputs, "logits", None)
         if not isinstance(outputs, Tensor):
-            self.refuse(
-                UsageError(
-                    f"the model returns a {type(returned).__name__}; a learner needs one tensor. "
-                    "Say where it is, as in outputs=lambda returned: returned['scores']."
-                )
+            raise UsageError(
+                f"the model returns a {type(returned).__name__}; a learner needs one tensor. "
+                "Say where it is, as in outputs=lambda returned: returned['scores']."
             )
         return outputs
 
@@ -236,8 +256,8 @@ class Learner:
         try:
             with self.autocast():
                 outputs = self._groups(views, [rows(part) for part in inputs], self.answer)
-        except UsageError as error:
-            self.refuse(error)
+        except (RuntimeError, ValueError) as error:
+            self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -414,7 +434,7 @@ class ReplayLearner(Learner):
     """Whether samples are stored with the outputs that the network had for them."""
     chooses: ClassVar[bool] = False
     """Whether the method chooses itself what to store, so that the buffer can have no policy."""
-    buffer: Buffer
+    buffer: Reservoir
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[ReplayOptions]) -> None:
         if "buffer_size" not in options:
