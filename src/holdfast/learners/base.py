@@ -28,7 +28,7 @@ from holdfast.learners.losses import Losses, Offer, widen
 from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
 from holdfast.learners.options import Options, ReplayOptions, check_class_weights, check_sizes, complete, describe
 from holdfast.learners.positions import Positions
-from holdfast.learners.saving import load_state, state_of
+from holdfast.learners.saving import load_state, state_of, without_frozen
 from holdfast.learners.transaction import Transaction, check_finite, check_model
 from holdfast.methods import LEARNERS, REGULARIZERS, method_names
 from holdfast.models import GroupedForward
@@ -351,17 +351,21 @@ class Learner:
         """
         load_state(self, state)
 
-    def save(self, path: Path | str, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: Path | str, extra: Mapping[str, Any] | None = None, *, trainable_only: bool = False) -> None:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
         `extra` is saved with it: the position in the stream, metrics; numbers, texts, tensors, and dicts and lists of
         them. A model that is broken, see `check_finite`, raises and does not replace one that was not. Of several
         ranks, the first writes the whole; all return once it is there. Of a buffer in a folder, the checkpoint lists
         the rows it consists of; the folder retains those of the last checkpoint written or loaded, and of no other.
+
+        With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
+        them already, and refuses one whose frozen weights have other names or shapes.
         """
         with self.together("check the model"):
             self.check_finite()
-        state = {"learner": self.state_dict(), "extra": dict(extra or {})}
+        own = self.state_dict()
+        state = {"learner": without_frozen(self, own) if trainable_only else own, "extra": dict(extra or {})}
         with self.together("save a checkpoint"):
             if self.ranks is None or self.ranks.rank == 0:
                 checkpoint.write(Path(path), "learner", state)
