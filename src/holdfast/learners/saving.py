@@ -162,7 +162,8 @@ def _check_frozen(model: nn.Module, saved: Mapping[str, str]) -> None:
         name = differing[0]
         raise UsageError(
             f"the saved learner was trained on another model: its frozen weight {name} is "
-            f"{saved.get(name, 'missing')}, here {here.get(name, 'missing')}. Load the model that it began with, and freeze the same weights."
+            f"{saved.get(name, 'missing')}, here {here.get(name, 'missing')}. Load the model that it began with, and "
+            "freeze the same weights."
         )
 
 
