@@ -254,6 +254,21 @@ def test_list_and_data_show_everything(holdfast, tmp_path):
     assert "missing" in shown
 
 
+def test_list_and_data_as_json(holdfast, tmp_path):
+    code, out, _ = holdfast("list", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert set(told) == {"benchmarks", "methods", "experiments"}
+    assert {"name": "derpp", "about": "another name for mse"} in told["methods"]
+    (calibration,) = [one for one in told["experiments"] if one["name"] == "calibration"]
+    assert calibration["also"] == ["figure4", "figure7"]
+    assert set(json.loads(holdfast("list", "methods", "--json")[1])) == {"methods"}
+    code, out, _ = holdfast("data", "--data", str(tmp_path), "--json")
+    told = json.loads(out)
+    assert (code, told["root"]) == (0, str(tmp_path))
+    assert (told["datasets"]["mnist"]["state"], told["datasets"]["cifar10"]["state"]) == ("bundled", "missing")
+
+
 def test_demo_compares_and_draws(holdfast, tmp_path):
     code, out, _ = holdfast("demo", "--tasks", "2", "--train-limit", "300")
     assert code == 0
