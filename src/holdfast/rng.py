@@ -27,6 +27,7 @@ __all__ = [
     "swapped_globally",
 ]
 
+_REMEDY = "continue on the kind of device where it was saved."
 _turn = RLock()
 """Held by the thread that has swapped or seeded PyTorch's global generators: a process has one set of them."""
 
@@ -57,8 +58,7 @@ def restore(generator: torch.Generator, state: Tensor) -> None:
         generator.set_state(state)
     except (RuntimeError, TypeError) as error:
         raise UsageError(
-            f"the saved random state does not fit a generator on {generator.device}: "
-            "continue on the kind of device where it was saved."
+            f"the saved random state is not one of a generator on {generator.device}: {_REMEDY}"
         ) from error
 
 
@@ -71,10 +71,8 @@ def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
     """Raise an error if `states` are of global generators of another kind of device."""
     own = global_generators(device)
     if states.keys() != own.keys():
-        raise UsageError(
-            f"the saved random states are of {' and '.join(states)}, here they are of {' and '.join(own)}: "
-            "continue on the kind of device where they were saved."
-        )
+        saved, here = " and ".join(states), " and ".join(own)
+        raise UsageError(f"the saved random states are of {saved}, here they are of {here}: {_REMEDY}")
 
 
 def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:

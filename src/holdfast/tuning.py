@@ -237,20 +237,16 @@ class _Session:
         self.failures: list[str] = []
         self._succeeded = False
         self.name = _study_name(config, space)
-        self._study = self._open()
-
-    def _open(self) -> Any:
-        address = f"sqlite:///{(self._out / STUDIES).absolute()}"
+        address = f"sqlite:///{(out / STUDIES).absolute()}"
         patient = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
         storage = self.optuna.storages.RDBStorage(address, engine_kwargs=patient)
-        study = self.optuna.create_study(
+        self._study = self.optuna.create_study(
             storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
         )
-        own = _values(self._config, self._space)
-        inside = all((x := own[each.name]) is not None and each.low <= x <= each.high for each in self._space)
-        if inside and not study.get_trials(deepcopy=False):
-            study.enqueue_trial(own)
-        return study
+        own = _values(config, space)
+        inside = all((x := own[each.name]) is not None and each.low <= x <= each.high for each in space)
+        if inside and not self._study.get_trials(deepcopy=False):
+            self._study.enqueue_trial(own)
 
     @property
     def hopeless(self) -> bool:
@@ -421,9 +417,8 @@ def _usual_errors(out: Path) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
             raise
         reason = str(error).partition("\n")[0]
-        raise HoldfastError(
-            f"{out / STUDIES} cannot be used: {reason}. If it is damaged, move it away to start a new study."
-        ) from error
+        remedy = "If it is damaged, move it away to start a new study."
+        raise HoldfastError(f"{out / STUDIES} cannot be used: {reason}. {remedy}") from error
 
 
 def preset_text(study: Study, command: str) -> str:
@@ -433,7 +428,7 @@ def preset_text(study: Study, command: str) -> str:
         raise HoldfastError("no trial has finished yet, so there is nothing to write down.")
     made = study.best_result.environment if study.best_result else {}
     about = [
-        f"{command}",
+        command,
         f"{study.count('complete')} trials complete, {study.count('pruned')} stopped early, "
         f"{study.count('failed')} failed; trial {best.number} is the best.",
         f"Accuracy {best.accuracy:.2f} % on {100 * config.validation:g} % of the training samples, seed {config.seed}.",
@@ -445,13 +440,10 @@ def preset_text(study: Study, command: str) -> str:
         f"holdfast {made.get('holdfast')}, commit {made.get('commit')}, torch {made.get('torch')}, "
         f"{made.get('device')}, {time.strftime('%Y-%m-%d')}.",
     ]
-    options = {name: value for name, value in best.values.items() if name.startswith("regularizer.")}
-    about += [f"A preset cannot hold these; give them with --set: {_pairs(options)}."] if options else []
+    options = [name for name in best.values if name.startswith("regularizer.")]
+    pairs = " ".join(f"{name}={best.values[name]!r}" for name in options)
+    about += [f"A preset cannot hold these; give them with --set: {pairs}."] if options else []
     values = ", ".join(f"{name} = {value!r}" for name, value in best.values.items() if name not in options)
     size = f"{config.buffer_size} = {{ {values} }}" if config.buffer_size is not None else values.replace(", ", "\n")
     head = f"[benchmarks.{config.benchmark}.tuned.{config.method}]"
     return "".join(f"# {line}\n" for line in about) + f"{head}\n{size}\n"
-
-
-def _pairs(values: dict[str, float]) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in values.items())

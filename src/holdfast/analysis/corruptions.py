@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -66,14 +66,16 @@ class Corruption:
 
     name: str
     category: Category
-    distort: Callable[[Tensor, int, Generator], Tensor]
+    levels: Sequence[Any]
+    """Its strengths at severities 1 to 5."""
+    distort: Distortion[Any]
     needs_colour: bool = False
     """Whether it is undefined for grey images."""
 
     def __call__(self, images: Tensor, severity: int, generator: Generator) -> Tensor:
         """The images, corrupted."""
         self.check(images, severity)
-        distorted = self.distort(images.float().div_(255), severity, generator)
+        distorted = self.distort(images.float().div_(255), self.levels[severity - 1], generator)
         return distorted.mul(255).round_().clamp_(0, 255).to(torch.uint8)
 
     def check(self, images: Tensor, severity: int) -> None:
@@ -81,10 +83,8 @@ class Corruption:
         if images.dtype != torch.uint8:
             raise UsageError(f"images must be uint8 with levels 0..255, got {images.dtype}: convert them first.")
         if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[-2:]) < 2:
-            raise UsageError(
-                "images must be (N, C, H, W) with 1 or 3 channels and at least 2 x 2 pixels, "
-                f"got {tuple(images.shape)}."
-            )
+            expected = "(N, C, H, W) with 1 or 3 channels and at least 2 x 2 pixels"
+            raise UsageError(f"images must be {expected}, got {tuple(images.shape)}.")
         if self.needs_colour and images.shape[1] != 3:
             raise UsageError(f"corruption '{self.name}' needs colour images (3 channels), got {images.shape[1]}.")
         if severity not in SEVERITIES:
@@ -107,11 +107,8 @@ def corruption(
         raise UsageError(f"corruption '{name}' needs {len(SEVERITIES)} levels, one per severity, got {len(levels)}.")
 
     def register(function: Distortion[Level]) -> Distortion[Level]:
-        def distort(images: Tensor, severity: int, generator: Generator) -> Tensor:
-            return function(images, levels[severity - 1], generator)
-
         description = (function.__doc__ or "").strip().partition("\n")[0]
-        CORRUPTIONS.register(name, description)(Corruption(name, category, distort, needs_colour))
+        CORRUPTIONS.register(name, description)(Corruption(name, category, levels, function, needs_colour))
         return function
 
     return register

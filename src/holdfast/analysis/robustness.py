@@ -169,10 +169,8 @@ def _check_request(
     if batch_size < 1:
         raise UsageError(f"batch_size must be 1 or more, got {batch_size}.")
     if len(images) == 0 or labels.shape != images.shape[:1]:
-        raise UsageError(
-            f"expected one label per image and at least one image, "
-            f"got {len(images)} images and labels of shape {tuple(labels.shape)}."
-        )
+        found = f"{len(images)} images and labels of shape {tuple(labels.shape)}"
+        raise UsageError(f"expected one label per image and at least one image, got {found}.")
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import typer
 
 from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS
-from holdfast.cli.app import DataRoot, Json, ListCommand, Plugins, app, import_plugins
+from holdfast.cli.app import DataRoot, Json, Plugins, app, import_plugins
 from holdfast.display import data_progress, output, table
 from holdfast.experiments import EXPERIMENTS
 from holdfast.learners import LEARNERS, method_names
@@ -59,7 +59,7 @@ def _describe(method: str) -> str:
     return LEARNERS.describe(method) if method in LEARNERS else f"er + consistency: {REGULARIZERS.describe(method)}"
 
 
-@app.command("data", cls=ListCommand)
+@app.command("data")
 def data_command(
     names: Annotated[
         list[str] | None, typer.Argument(help="Data sets to fetch and verify. Default: none.", metavar="NAME")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.app import ListCommand, app
+from holdfast.cli.app import app
 from holdfast.display import tell, tell_skipped
 from holdfast.errors import HoldfastError
 
@@ -18,7 +18,7 @@ NAMED = 10  # skipped files named at the terminal; the page names more
 ANALYZED = 100  # runs that are analyzed without being asked to, in about ten seconds
 
 
-@app.command("report", cls=ListCommand)
+@app.command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders that hold results.")],
     out: Annotated[

@@ -245,8 +245,9 @@ def _span(told: Forecast, missing: list[RunConfig]) -> str:
     if not missing:
         return "nothing to do"
     if len(told.unknown) == len(missing):
-        return "not measured yet"
-    return duration(told.seconds) + (f" + {len(told.unknown)} runs not measured yet" if told.unknown else "")
+        return "not known"
+    guess = "about " if told.guessed else ""
+    return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")
 
 
 def _show(made: Table) -> None:

@@ -105,9 +105,8 @@ def download(archive: Archive, root: Path, progress: Reporter | None = None, *, 
         import pooch
         from requests.exceptions import ChunkedEncodingError, ConnectionError, RequestException, Timeout
     except ImportError:
-        raise DataError(
-            f"Fetching {archive.name} needs pooch: pip install 'holdfast[download]'. Or: {archive.by_hand(root)}"
-        ) from None
+        remedy = f"pip install 'holdfast[download]'. Or: {archive.by_hand(root)}"
+        raise DataError(f"Fetching {archive.name} needs pooch: {remedy}") from None
     pooch.get_logger().setLevel("WARNING")  # or it announces each download on standard error
     bar = _Bar(f"download {archive.name}", progress) if progress else False
     shelf = pooch.create(

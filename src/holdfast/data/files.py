@@ -73,9 +73,8 @@ def matches(stream: io.BufferedReader | io.BytesIO, checksum: str) -> bool:
 def checked(content: bytes, checksum: str, path: Path) -> bytes:
     """`content`, if it has the checksum; otherwise an error that names `path`."""
     if not matches(io.BytesIO(content), checksum):
-        raise DataError(
-            f"{path} is damaged or altered: its checksum is not {checksum}. Delete it and put the published file there."
-        )
+        remedy = "Delete it and put the published file there."
+        raise DataError(f"{path} is damaged or altered: its checksum is not {checksum}. {remedy}")
     return content
 
 
