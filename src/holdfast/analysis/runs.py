@@ -117,9 +117,9 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
         value = getattr(config, field.name)
         if field.name not in ("options", "settings") and value != getattr(preset, field.name):
             parts += ["--set", f"{field.name}={value}"]
-    own = [(f"regularizer.{name}", number) for name, number in config.options]
-    own += [setting for setting in config.settings if setting not in preset.settings]
-    parts += [part for name, value in own for part in ("--set", f"{name}={value}")]
+    own = {f"regularizer.{name}": str(number) for name, number in config.options}
+    own |= {name: str(value) for name, value in set(config.settings) - set(preset.settings)}
+    parts += [part for name in sorted(own) for part in ("--set", f"{name}={own[name]}")]
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 
