@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import weakref
@@ -15,7 +14,8 @@ import numpy
 
 from holdfast import checkpoint
 from holdfast.errors import StorageError, UsageError
-from holdfast.files import flush, lock, replacing
+from holdfast.files import flush, lock
+from holdfast.schema import read_json, write_json
 
 __all__ = ["ADVICE", "Array", "OwnedFolder", "damaged"]
 
@@ -118,12 +118,11 @@ class OwnedFolder:
         if not path.exists():
             # Columns are described by the state. Early versions described them here, and expect the field.
             about = {"version": VERSION, "capacity": self.capacity, "columns": []}
-            with replacing(path) as scratch:
-                scratch.write_text(json.dumps(about), "utf-8")
+            write_json(path, about)
         try:
-            about = json.loads(path.read_text("utf-8"))
+            about = read_json(path)
             version, capacity = about["version"], about["capacity"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{path} is damaged: {error!r}. {ADVICE}") from None
         if version != VERSION:
             raise StorageError(
