@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from holdfast.errors import UsageError
 
-__all__ = ["Nested", "concat", "leaves", "outline", "rebuild", "rows", "split", "transform"]
+__all__ = ["Nested", "concat", "fills_of", "leaves", "outline", "pad", "pad_to", "rebuild", "rows"]
+__all__ += ["split", "transform"]
 
 Nested = Any
 """A tensor, or dicts (with texts as keys), tuples and lists of them; row i of every tensor belongs to sample i."""
@@ -63,6 +65,40 @@ def split(value: Nested, sizes: Sequence[int]) -> list[Nested]:
     form = outline(value, "x")
     parts = {name: torch.split(tensor, list(sizes)) for name, tensor in leaves(value, "x").items()}
     return [rebuild(form, {name: part[number] for name, part in parts.items()}) for number in range(len(sizes))]
+
+
+def fills_of(names: Iterable[str], padding: Mapping[str, float]) -> dict[str, float]:
+    """The value that short samples are filled up with, for each of these tensors that `padding` names.
+
+    It names a tensor ("x['ids']"), one of x or y by its key ("ids"), or all whose names begin so ("x", "logits").
+    """
+    found = {}
+    for name in names:
+        meant = [key for key in padding if name in (key, f"x[{key!r}]", f"y[{key!r}]") or name.startswith(f"{key}[")]
+        if meant:
+            found[name] = padding[max(meant, key=len)]  # the longest says most exactly which tensor is meant
+    return found
+
+
+def pad(values: Sequence[Nested], padding: Mapping[str, float] | None, name: str) -> list[Nested]:
+    """Minibatches of one form, filled up along dimension 1 to the longest of them; see `fills_of` for `padding`.
+
+    `name` is what the names of their tensors begin with. Tensors that are long enough are not copied.
+    """
+    if padding is None or len(values) < 2:
+        return list(values)
+    named = [leaves(value, name) for value in values]
+    for leaf, fill in fills_of(named[0], padding).items():
+        longest = max(each[leaf].shape[1] for each in named)
+        for each in named:
+            each[leaf] = pad_to(each[leaf], longest, fill)
+    return [rebuild(outline(value, name), each) for value, each in zip(values, named, strict=True)]
+
+
+def pad_to(part: Tensor, length: int, fill: float) -> Tensor:
+    """A tensor (B, positions, ...) filled up to so many positions; the tensor itself if it has them."""
+    short = length - part.shape[1]
+    return F.pad(part, (0, 0) * (part.dim() - 2) + (0, short), value=fill) if short else part
 
 
 def rows(value: Nested, name: str = "x") -> int:

@@ -168,7 +168,8 @@ def _check_settings(learner: type[Learner], what: str) -> None:
     except (OSError, TypeError):  # defined where no source is kept, for instance typed into a shell
         return
     read = {node.id for node in ast.walk(source) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    for name in settings_of(learner):
+    own = inspect.signature(learner.__init__).parameters
+    for name in (each for each in settings_of(learner) if each in own):
         _require(name in read, f"{what}: nobody reads the setting {name}, so it would be accepted without effect.")
 
 

@@ -13,8 +13,8 @@ from scipy import stats
 
 from holdfast.buffer import Reservoir, ShardedReservoir, sharded
 from holdfast.buffer.layout import Column
+from holdfast.buffer.packing import pack, unpack
 from holdfast.buffer.reservoir import LARGE
-from holdfast.buffer.sharded import pack, unpack
 from holdfast.errors import UsageError
 from holdfast.ranks import Ranks
 from holdfast.rng import generator

@@ -347,6 +347,16 @@ def test_a_view_may_change_targets_and_what_is_stored_stays_raw(name):
         assert learner.observe(x, y).replay > 0
 
 
+@pytest.mark.parametrize("name", ["sgd", "er", "agem"])
+def test_a_view_may_change_targets_in_place(name):
+    (x, y), *_ = stream(1)
+    before = y.clone()
+    learner = taught(name, network("mlp"), augment=lambda x, y: (x, y.zero_()))
+    learner.observe(x, y)
+    assert torch.equal(y, before)
+    assert learner.buffer is None or torch.equal(learner.buffer.contents().y, before)
+
+
 @pytest.mark.parametrize("name", ["consistency", "clser", "lwf"])
 def test_methods_that_compare_outputs_refuse_views_that_change_targets(name):
     with pytest.raises(UsageError, match=r"cannot change targets.*ExperienceReplay"):

@@ -56,7 +56,7 @@ def test_twelve_steps_in_three_tasks(kind, strength, damping):
                     path.zero_()
                     anchor.copy_(now)
     assert limited or kind != "mlp"
-    for mine, theirs in zip(learner.importances, held, strict=True):
+    for mine, theirs in zip(learner.importances.values(), held, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
     assert_same_state(model, reference, rtol=1e-9, atol=1e-11)
 
@@ -70,7 +70,7 @@ def test_with_momentum_a_path_is_what_each_step_gained():
         learner.observe(x, y)
         for path, now, then in zip(paths, model.parameters(), before, strict=True):
             path -= now.grad * (now.detach() - then)
-    for mine, theirs in zip(learner.paths, paths, strict=True):
+    for mine, theirs in zip(learner.paths.values(), paths, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 

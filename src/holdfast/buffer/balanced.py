@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,16 @@ class BalancedReservoir(Reservoir):
     balanced = True
 
     def __init__(
-        self, capacity: int, *, generator: torch.Generator | None = None, storage: str | Path = "device"
+        self,
+        capacity: int,
+        *,
+        generator: torch.Generator | None = None,
+        storage: str | Path = "device",
+        padding: Mapping[str, float] | None = None,
     ) -> None:
         if isinstance(storage, Path):
             raise UsageError("a balanced buffer is in memory: give storage='device' or 'host', no folder.")
-        super().__init__(capacity, generator=generator, storage=storage)
+        super().__init__(capacity, generator=generator, storage=storage, padding=padding)
         self.keys = torch.full((self.capacity,), torch.inf, dtype=torch.float64, device=self.device)
         self.labels = torch.full((self.capacity,), EMPTY, dtype=torch.int64, device=self.device)
 
@@ -83,7 +89,7 @@ class BalancedReservoir(Reservoir):
         self.labels.copy_(labels)
         return slots
 
-    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def replace(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Refused: who chooses samples needs no buffer that balances them."""
         raise UsageError("this method chooses its samples itself: leave out balanced.")
 

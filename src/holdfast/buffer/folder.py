@@ -93,8 +93,9 @@ class Folder:
             with self._access():
                 self._use(layout)
 
-    def reserve(self, count: int) -> None:
-        """Make sure of room for so many more samples, so that a full disk is noticed before anything changes."""
+    def reserve(self, parts: Sequence[Tensor]) -> None:
+        """Make sure of room for these samples, so that a full disk is noticed before anything changes."""
+        count = len(parts[0])
         needed = self._end + max(0, min(count, self.capacity) - len(self._free))
         if needed > self._reserved:
             with self._access():
@@ -106,7 +107,7 @@ class Folder:
         """Put row i of every part into slot `slots[i]`."""
         accepted = (slots < self.capacity).nonzero().squeeze(1)
         taken = slots[accepted].cpu().numpy()
-        chosen = [part[accepted].cpu() for part in parts]
+        chosen = [part.detach()[accepted].cpu() for part in parts]
         with self._access():
             rows = self._take(len(taken))
             stamps = numpy.arange(self._next_stamp, self._next_stamp + len(taken))
@@ -222,12 +223,11 @@ class Folder:
     def _load_from_memory(self, saved: dict[str, Tensor]) -> None:
         if saved:
             self.make(layout_of(saved))
-        count = max(map(len, saved.values()), default=0)
-        self.reserve(count)
+            self.reserve(list(saved.values()))
         self._row[:] = -1
         self._find_free()
         if saved:
-            self.write(torch.arange(count), [saved[name] for name in self.layout])
+            self.write(torch.arange(len(next(iter(saved.values())))), [saved[name] for name in self.layout])
 
     def committed(self) -> dict[str, Any] | None:
         """The state that was committed last, None if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
@@ -13,7 +13,11 @@ from torch import Tensor
 from holdfast.errors import StorageError, UsageError
 from holdfast.nested import Nested, leaves, rebuild, rows
 
-__all__ = ["Column", "Layout", "affordable", "check_fit", "check_schema", "columns_of", "layout_of", "parts_of"]
+__all__ = ["ANY", "Column", "Layout", "affordable", "check_fit", "check_schema", "choose", "columns_of", "is_answer"]
+__all__ += ["layout_of", "layout_of_state", "parts_of", "unaffordable"]
+
+ANY = -1
+"""Stands in a shape for a length that differs from sample to sample."""
 
 
 class Column(NamedTuple):
@@ -23,7 +27,7 @@ class Column(NamedTuple):
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.type_name}"
+        return f"{self.shape} {self.type_name}".replace(str(ANY), "any")
 
     @property
     def type_name(self) -> str:
@@ -37,30 +41,38 @@ class Column(NamedTuple):
 
 
 Layout = dict[str, Column]
-"""Columns by name, as in x['left'][0]; the column of the logits is called "logits"."""
+"""Columns by name, as in x['left'][0]; those of the answers are called "logits", or logits['values'] and so on."""
 
 
-def parts_of(x: Nested, y: Nested, logits: Tensor | None = None) -> tuple[dict[str, Tensor], int]:
+def is_answer(name: str) -> bool:
+    """Whether a column holds answers of the network, and not what was observed."""
+    return name.partition("[")[0] == "logits"
+
+
+def parts_of(x: Nested, y: Nested, logits: Nested | None = None) -> tuple[dict[str, Tensor], int]:
     """The tensors of a minibatch by name, and its number of samples; raises unless all tensors agree about it."""
     parts = leaves(x, "x") | leaves(y, "y")
     if logits is not None:
-        parts["logits"] = logits
+        parts |= leaves(logits, "logits")
     counts = [rows(part, name) for name, part in parts.items()]
     if counts.count(counts[0]) < len(counts):
         raise UsageError(f"{', '.join(parts)} must have one row per sample each, not {', '.join(map(str, counts))}.")
     return parts, counts[0]
 
 
-def layout_of(parts: Mapping[str, Tensor]) -> Layout:
-    """The columns that such tensors, with one row per sample, are stored in."""
-    return {name: Column(tuple(part.shape[1:]), part.dtype) for name, part in parts.items()}
+def layout_of(parts: Mapping[str, Tensor], varying: Container[str] = ()) -> Layout:
+    """The columns that such tensors, with one row per sample, are stored in; some are `varying` in dimension 1."""
+    return {
+        name: Column((ANY, *part.shape[2:]) if name in varying else tuple(part.shape[1:]), part.dtype)
+        for name, part in parts.items()
+    }
 
 
 def check_fit(found: Layout, stored: Layout, which: str = "these samples") -> None:
     """Raise unless samples with the columns `found` fit a buffer with the columns `stored`."""
     if found == stored:
         return
-    if found.keys() ^ stored.keys() == {"logits"}:
+    if any(map(is_answer, found)) != any(map(is_answer, stored)) and all(map(is_answer, found.keys() ^ stored.keys())):
         raise UsageError("logits must be given for every sample or for none.")
     differences = [
         f"{name} is {found.get(name, 'missing')}, stored is {stored.get(name, 'none')}"
@@ -79,10 +91,15 @@ def affordable(wanted: int, place: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
-        raise StorageError(
-            f"the buffer needs {wanted:,} bytes in {place}, which cannot be had. "
-            "Use a smaller buffer, or another storage: 'device', 'host' or the Path of a folder."
-        ) from error
+        raise unaffordable(wanted, place) from error
+
+
+def unaffordable(wanted: int, place: str, reason: str = "which cannot be had") -> StorageError:
+    """The error that says how many bytes were wanted."""
+    return StorageError(
+        f"the buffer needs {wanted:,} bytes in {place}, {reason}. "
+        "Use a smaller buffer, or another storage: 'device', 'host' or the Path of a folder."
+    )
 
 
 FIELDS: dict[str, Any] = {"capacity": int, "offered": int, "names": list, "form": dict, "columns": list}
@@ -92,6 +109,9 @@ FIELDS |= {"seen": (torch.int64, 0), "generator": (torch.uint8, 1)}
 FOLDER_FIELDS = {"folder": str, "rows": (torch.int64, 1), "stamps": (torch.int64, 1), "sums": (torch.int32, 2)}
 """The same for the fields that only buffers in a folder have."""
 
+RAGGED_FIELDS: dict[str, Any] = {"padding": dict, "lengths": (torch.int64, 1)}
+"""The same for the fields that only buffers with samples of different length have."""
+
 OPTIONAL = {"sums": FOLDER_FIELDS["sums"], "stored": int, "policy": str}
 """Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
 
@@ -100,7 +120,8 @@ def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    for key, expected in (FIELDS | (FOLDER_FIELDS if "folder" in state else {}) | OPTIONAL).items():
+    kinds = FIELDS | (FOLDER_FIELDS if "folder" in state else {}) | (RAGGED_FIELDS if "padding" in state else {})
+    for key, expected in (kinds | OPTIONAL).items():
         if key not in state and key not in OPTIONAL:
             raise _wrong(f"{key!r} is missing")
         if key in state and not _is(state[key], expected):
@@ -114,6 +135,8 @@ def check_schema(state: Any) -> None:
     full, in_folder = min(state["offered"], state["capacity"]), "folder" in state
     stored = state.get("stored", full)
     lengths = {len(each) for each in ((state["rows"], state["stamps"]) if in_folder else state["columns"])}
+    if "padding" in state:
+        lengths = _sample_counts(state)
     summed = not (in_folder and "sums" in state) or state["sums"].shape == (len(state["columns"]), stored)
     counted = (full > 0) <= stored <= full and int(state["seen"]) == state["offered"]
     if not counted or lengths - {stored} or not summed:
@@ -123,6 +146,44 @@ def check_schema(state: Any) -> None:
 def columns_of(state: dict[str, Any]) -> dict[str, Tensor]:
     """The columns of a saved state by name."""
     return dict(zip(state["names"], state["columns"], strict=True))
+
+
+def layout_of_state(state: dict[str, Any]) -> Layout:
+    """The columns of the samples in a saved state."""
+    varying = state.get("padding", {})
+    return {
+        name: Column((ANY,) * (name in varying) + tuple(column.shape[1:]), column.dtype)
+        for name, column in columns_of(state).items()
+    }
+
+
+def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
+    """The state with these of its samples alone, in this order."""
+    chosen: dict[str, Any] = {
+        key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in state
+    }
+    if "folder" not in state:
+        varying, kept_slots = state.get("padding", {}), kept.tolist()
+        chosen["columns"] = []
+        for name, column in columns_of(state).items():
+            if name in varying:
+                pieces = torch.split(column, state["lengths"].tolist())
+                chosen["columns"].append(torch.cat([column[:0], *(pieces[slot] for slot in kept_slots)]))
+            else:
+                chosen["columns"].append(column[kept.to(column.device)])
+    return state | chosen
+
+
+def _sample_counts(state: dict[str, Any]) -> set[int]:
+    """How many samples the parts of a state with samples of different length tell of."""
+    lengths = state["lengths"]
+    sound = bool((lengths >= 1).all()) and state["padding"].keys() <= set(state["names"])
+    counts = {len(lengths) if sound else -1}
+    for name, column in columns_of(state).items():
+        counts.add(
+            len(column) if name not in state["padding"] else len(lengths) if len(column) == lengths.sum() else -1
+        )
+    return counts
 
 
 def _is(value: Any, expected: Any) -> bool:
@@ -140,7 +201,9 @@ def _is_filled(value: Any) -> bool:
 def _nests_its_columns(state: dict[str, Any]) -> bool:
     """Whether the nesting of x and y names every column, except that of the logits, where it belongs."""
     columns = columns_of(state)
-    samples = {part: rebuild(state["form"][part], columns) for part in ("x", "y") if columns}
+    # Where the answers are one tensor, the form does not mention them.
+    parts = ["x", "y", *(["logits"] if "logits" in state["form"] else [])] if columns else []
+    samples = {part: rebuild(state["form"][part], columns) for part in parts}
     found = {name: column for part, value in samples.items() for name, column in leaves(value, part).items()}
     whole = len(columns) == len(state["names"]) and columns.keys() - found.keys() <= {"logits"}
     whole &= all(_is_filled(column) and column.dim() for column in columns.values())

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of
+from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, layout_of_state
 from holdfast.errors import UsageError
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "check_in_memory"]
 
 
 class Memory:
@@ -36,14 +36,15 @@ class Memory:
             self.columns = [torch.zeros((rows, *shape), dtype=dtype, device=self.home) for shape, dtype in columns]
         self.layout = layout
 
-    def reserve(self, count: int) -> None:
+    def reserve(self, parts: Sequence[Tensor]) -> None:
         """Nothing: `make` has taken all the memory."""
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
         slots = slots.to(self.home)
         for column, part in zip(self.columns, parts, strict=True):
-            _words(column).index_copy_(0, slots, _words(part.to(self.home)))
+            content = part.detach() if part.requires_grad else part
+            _words(column).index_copy_(0, slots, _words(content.to(self.home)))
 
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of the samples in these slots, on the device."""
@@ -72,17 +73,13 @@ class Memory:
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise if the samples of `state` are in a folder."""
-        if "folder" in state:
-            raise UsageError(
-                f"the saved buffer is in the folder {state['folder']}, this one in memory; "
-                f"make it with storage=Path({state['folder']!r})."
-            )
+        check_in_memory(state)
 
     def load(self, state: dict[str, Any]) -> None:
         """Copy the samples into the columns, in place: a captured step reads from fixed addresses."""
         saved = columns_of(state)
         if saved:
-            self.make(layout_of(saved))
+            self.make(layout_of_state(state))
             for name, column in zip(self.layout, self.columns, strict=True):
                 column[: len(saved[name])].copy_(saved[name])
 
@@ -94,6 +91,15 @@ class Memory:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def check_in_memory(state: dict[str, Any]) -> None:
+    """Raise if the samples of `state` are in a folder."""
+    if "folder" in state:
+        raise UsageError(
+            f"the saved buffer is in the folder {state['folder']}, this one in memory; "
+            f"make it with storage=Path({state['folder']!r})."
+        )
 
 
 def _words(rows: Tensor) -> Tensor:

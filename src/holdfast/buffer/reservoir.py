@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,10 +12,22 @@ from torch import Tensor
 
 from holdfast.buffer.base import Draw, Placement, Storage
 from holdfast.buffer.folder import Folder
-from holdfast.buffer.layout import check_fit, check_schema, columns_of, layout_of, parts_of
+from holdfast.buffer.layout import (
+    ANY,
+    Layout,
+    check_fit,
+    check_schema,
+    choose,
+    is_answer,
+    layout_of,
+    layout_of_state,
+    parts_of,
+)
 from holdfast.buffer.memory import Memory
+from holdfast.buffer.packing import check_lengths
+from holdfast.buffer.ragged import RaggedMemory
 from holdfast.errors import UsageError
-from holdfast.nested import Nested, outline, rebuild
+from holdfast.nested import Nested, fills_of, outline, rebuild
 from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.rng import restore
@@ -111,6 +123,12 @@ class Reservoir:
     ones. "decay": each new sample takes the place of a random one, so that older samples are rarer; "decay:10000" does
     so more slowly: a sample's chance of being stored falls to 1/e after 10,000 more.
 
+    `padding` is for samples that differ in length, as texts do. It names the tensors that vary along dimension 1, and
+    what short ones are filled up with: {"input_ids": 0, "y": -100, "logits": 0}. A name is that of a tensor, as in
+    "x['input_ids']", its key in x or y, or the beginning of names: "logits" are all answers. A sample ends after the
+    last position where x or y differ from their padding; it is stored up to there, and a draw is padded to its longest
+    sample. Which samples are stored and drawn is the same as without. Steps then wait for the device.
+
     In the device's memory, no step waits for a value from the device. That is why `seen` is a tensor on the device;
     `offered` is the same count on the host.
     """
@@ -125,6 +143,7 @@ class Reservoir:
         generator: torch.Generator | None = None,
         storage: str | Path = "device",
         policy: str = "reservoir",
+        padding: Mapping[str, float] | None = None,
     ) -> None:
         if capacity < 1:
             raise UsageError(f"buffer size must be at least 1, not {capacity}.")
@@ -135,13 +154,14 @@ class Reservoir:
         self.device = self.generator.device
         self.policy, self.place = policy, _placement(policy, self.capacity)
         """What decides which of the offered samples are stored, and where."""
+        self.padding = None if padding is None else dict(padding)
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self._offered = 0
         self._holes = 0
         """Slots that are empty because their samples were forgotten. They come after all others."""
         self._form: dict[str, Any] = {}
         """How x and y are nested, with the columns' names in place of tensors."""
-        self._storage: Storage = open_storage(storage, self.capacity, self.device)
+        self._storage: Storage = open_storage(storage, self.capacity, self.device, self.padding)
         if (state := self._storage.committed()) is not None:
             self.load_state_dict(state)
 
@@ -164,18 +184,19 @@ class Reservoir:
 
     def check(self, x: Nested, y: Nested) -> None:
         """Raise if samples like these, logits aside, do not fit the buffer, or if a disk is too full for them."""
-        parts, count = parts_of(x, y)
+        parts, _ = parts_of(x, y)
+        layout = self._layout(parts)
         if self._offered:
-            check_fit(layout_of(parts), {name: each for name, each in self._storage.layout.items() if name != "logits"})
-            self._storage.reserve(count)
+            check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
+            self._storage.reserve(list(parts.values()))
 
-    def check_whole(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def check_whole(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Raise if samples like these, with these logits or with none, do not fit the buffer."""
         parts, _ = parts_of(x, y, logits)
         if self._offered:
-            check_fit(layout_of(parts), self._storage.layout)
+            check_fit(self._layout(parts), self._storage.layout)
 
-    def reserve(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def reserve(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
 
         Raises if there is not enough, and says how many bytes are needed; or if the samples do not fit. Memory is
@@ -183,13 +204,12 @@ class Reservoir:
         """
         self._admit(x, y, logits)
 
-    def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def add(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
         parts, count = self._admit(x, y, logits)
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         slots, filled = self._slots(uniforms, y)
-        ordered = [parts[name] for name in self._storage.layout]
-        self._storage.write(slots, [part.detach() if part.requires_grad else part for part in ordered])
+        self._storage.write(slots, parts)
         self.seen += count
         self._offered += count
         self._holes -= filled
@@ -236,7 +256,7 @@ class Reservoir:
         """Go on with the samples in these slots, in this order."""
         state = self._chosen(self.state_dict(), kept) | {"stored": len(kept)}
         if not len(kept):
-            state |= {"names": [], "form": {}, "columns": []}
+            state |= {"names": [], "form": {}, "columns": []} | ({} if self.padding is None else {"padding": {}})
             state |= {"sums": state["sums"][:0]} if "folder" in state else {}
         if not len(kept) or self._offered <= self.capacity or self.policy == "window" or self.balanced:
             state |= {"offered": len(kept), "seen": torch.tensor(len(kept))}  # as if no others had been offered
@@ -244,22 +264,18 @@ class Reservoir:
 
     def _chosen(self, state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
         """The state with the samples in these slots alone."""
-        if "folder" in state:
-            rows = {"rows": state["rows"][kept], "stamps": state["stamps"][kept], "sums": state["sums"][:, kept]}
-            return state | rows
-        return state | {"columns": [column[kept.to(column.device)] for column in state["columns"]]}
+        return choose(state, kept)
 
     def slots_for(self, uniforms: Tensor, y: Nested) -> Tensor:
         """The slot of each offered sample, (B,) int64; `capacity` stands for "nowhere"."""
         return self.place(uniforms, self.seen, self.capacity)
 
-    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def replace(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Store exactly these samples, in slot order, and forget all others. There may be fewer than `capacity`."""
         parts, count = self._admit(x, y, logits)
         if count > self.capacity:
             raise UsageError(f"{count} samples do not fit into a buffer of {self.capacity}.")
-        slots = torch.arange(count, device=self.device)
-        self._storage.write(slots, [parts[name].detach() for name in self._storage.layout])
+        self._storage.write(torch.arange(count, device=self.device), parts)
         self.seen.fill_(count)
         self._offered, self._holes = count, 0
 
@@ -276,7 +292,7 @@ class Reservoir:
     def widen(self, outputs: int) -> None:
         """Make room for logits of so many outputs; for new ones, stored samples get their lowest logit - `MARGIN`."""
         logits = self._storage.layout.get("logits")
-        if not self._offered or logits is None or logits.shape[0] >= outputs:
+        if not self._offered or logits is None or next(n for n in logits.shape if n != ANY) >= outputs:
             return  # a folder that was opened again may be ahead of the model
 
         def widened(old: Tensor) -> Tensor:
@@ -323,8 +339,13 @@ class Reservoir:
             raise UsageError(
                 f"the saved buffer has the policy {saved!r}, this one {self.policy!r}; make it with {saved!r}."
             )
+        padding = None if self.padding is None else fills_of(state["names"], self.padding)
+        if state.get("padding") != padding:
+            raise UsageError(
+                f"the saved buffer has the padding {state.get('padding')}, this one {padding}; make them alike."
+            )
         if self._offered and state["columns"] and "folder" not in state:
-            check_fit(layout_of(columns_of(state)), self._storage.layout, "the saved samples")
+            check_fit(layout_of_state(state), self._storage.layout, "the saved samples")
         restore(torch.Generator(self.generator.device), state["generator"])
         self._storage.check(state)
 
@@ -340,17 +361,24 @@ class Reservoir:
         """Leave the folder, if the buffer is in one, to others. Samples added after the last `commit` are lost."""
         self._storage.close()
 
-    def _admit(self, x: Nested, y: Nested, logits: Tensor | None) -> tuple[dict[str, Tensor], int]:
-        """The tensors of samples by name, and their number; raises if they do not fit or there is no room."""
+    def _layout(self, parts: dict[str, Tensor]) -> Layout:
+        """The columns of samples; raises if they do not fit the padding."""
+        return layout_of(parts, () if self.padding is None else check_lengths(parts, self.padding))
+
+    def _admit(self, x: Nested, y: Nested, logits: Nested | None) -> tuple[list[Tensor], int]:
+        """The tensors of samples, one for each column, and their number; raises if they do not fit or lack room."""
         parts, count = parts_of(x, y, logits)
-        layout = layout_of(parts)
+        layout = self._layout(parts)
         if self._offered:
             check_fit(layout, self._storage.layout)
         else:  # until a sample is stored, the columns may still change
             self._storage.make(layout)
             self._form = {"x": outline(x, "x"), "y": outline(y, "y")}
-        self._storage.reserve(count)
-        return parts, count
+            if logits is not None and not isinstance(logits, Tensor):
+                self._form["logits"] = outline(logits, "logits")
+        ordered = [parts[name] for name in self._storage.layout]
+        self._storage.reserve(ordered)
+        return ordered, count
 
     def _check_draw(self, n: int) -> None:
         if not self.stored:
@@ -361,7 +389,8 @@ class Reservoir:
     def _draw(self, columns: list[Tensor]) -> Draw:
         """Rows of the columns, nested as samples were."""
         named = dict(zip(self._storage.layout, columns, strict=True))
-        return Draw(rebuild(self._form["x"], named), rebuild(self._form["y"], named), named.get("logits"))
+        logits = rebuild(self._form["logits"], named) if "logits" in self._form else named.get("logits")
+        return Draw(rebuild(self._form["x"], named), rebuild(self._form["y"], named), logits)
 
     def _stored_state(self) -> dict[str, Any]:
         """The part of the state that says which samples are stored."""
@@ -379,10 +408,15 @@ class Reservoir:
         self._holes = full - state.get("stored", full)
 
 
-def open_storage(storage: str | Path, capacity: int, device: torch.device) -> Storage:
+def open_storage(
+    storage: str | Path, capacity: int, device: torch.device, padding: Mapping[str, float] | None
+) -> Storage:
     """The storage that a user named: "device", "host", or a folder, for samples that are drawn on `device`."""
     if isinstance(storage, Path):
+        if padding is not None:
+            raise UsageError("samples of different length are stored in memory: give storage='device' or 'host'.")
         return Folder(storage, capacity, device)
     if storage not in ("device", "host"):
         raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")
-    return Memory(capacity, device, device if storage == "device" else torch.device("cpu"))
+    home = device if storage == "device" else torch.device("cpu")
+    return Memory(capacity, device, home) if padding is None else RaggedMemory(capacity, device, home, padding)

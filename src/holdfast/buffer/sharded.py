@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +10,20 @@ import torch
 from torch import Tensor
 
 from holdfast.buffer.base import Draw
-from holdfast.buffer.layout import Column, layout_of
+from holdfast.buffer.layout import ANY, Column, choose
+from holdfast.buffer.packing import Packing, pack, ragged_state, unpack
 from holdfast.buffer.reservoir import Reservoir, distinct, open_storage
 from holdfast.errors import UsageError
-from holdfast.nested import Nested
+from holdfast.nested import Nested, fills_of
 from holdfast.ranks import Ranks, to_device
 from holdfast.rng import derive_seed
 
-__all__ = ["ShardedReservoir", "pack", "unpack"]
+__all__ = ["ShardedReservoir"]
 
 CHUNK = 2**26
 """Bytes that each rank gathers at a time when the whole buffer is asked for."""
-
-
-def pack(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
-    # Flattened first: a tensor without elements may have strides that forbid a view of another type.
-    flat = [part.reshape(-1).contiguous().view(torch.uint8) for part in parts]
-    sizes = [column.size for column in layout_of({str(number): part for number, part in enumerate(parts)}).values()]
-    return torch.cat([part.view(len(parts[0]), size) for part, size in zip(flat, sizes, strict=True)], dim=1)
-
-
-def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
-    """The tensors that `pack` packed, from their columns."""
-    columns = list(columns)
-    pieces = torch.split(packed, [column.size for column in columns], dim=1)
-    # Copies: a type of several bytes cannot be read at an odd address.
-    whole = [piece.clone(memory_format=torch.contiguous_format).flatten() for piece in pieces]
-    return [piece.view(dtype).view(len(packed), *shape) for piece, (shape, dtype) in zip(whole, columns, strict=True)]
+POSITIONS = 4096
+"""The length that is supposed for samples of different length when these bytes are counted."""
 
 
 def _digest(state: Tensor) -> str:
@@ -67,24 +53,26 @@ class ShardedReservoir(Reservoir):
         device: torch.device | str = "cpu",
         storage: str | Path = "device",
         policy: str = "reservoir",
+        padding: Mapping[str, float] | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
         with self.ranks.together("make a buffer") as meeting:
-            super().__init__(capacity, generator=generator, policy=policy)
+            super().__init__(capacity, generator=generator, policy=policy, padding=padding)
             if isinstance(storage, Path):
                 raise UsageError("a buffer of several ranks is in memory: give storage='device' or 'host', no folder.")
             if self.generator.device.type != "cpu":
                 raise UsageError(f"ranks share a generator on the CPU, not one on {self.generator.device}.")
             self.device = torch.device(device)
             slots = range(self.ranks.rank, self.capacity, self.ranks.size)
-            self._storage = open_storage(storage, len(slots), self.device)
-            meeting.form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}, {policy}"
+            self._storage = open_storage(storage, len(slots), self.device, self.padding)
+            form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}, {policy}"
+            meeting.form = form if padding is None else f"{form}, padding {self.padding}"
 
-    def add(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def add(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
         with self.ranks.together("add samples") as meeting:
             parts, count = self._admit(x, y, logits)
-            columns = ", ".join(f"{name} {column}" for name, column in layout_of(parts).items())
+            columns = ", ".join(f"{name} {column}" for name, column in self._storage.layout.items())
             meeting.count, meeting.form = count, f"samples of {columns} after {self.offered}"
         counts = torch.tensor(meeting.counts)
         uniforms = torch.rand(int(counts.sum()), dtype=torch.float64, generator=self.generator)
@@ -92,13 +80,12 @@ class ShardedReservoir(Reservoir):
         accepted = slots < self.capacity
         origin = self._each_rank(counts)
         own = to_device(accepted[origin == self.ranks.rank].nonzero().squeeze(1), self.device)
-        ordered = [parts[name].detach().to(self.device) for name in self._storage.layout]
-        self._put(slots[accepted], origin[accepted], [part[own] for part in ordered])
+        self._put(slots[accepted], origin[accepted], [part.detach().to(self.device)[own] for part in parts])
         self.seen += len(slots)
         self._offered += len(slots)
         self._holes -= filled
 
-    def replace(self, x: Nested, y: Nested, logits: Tensor | None = None) -> None:
+    def replace(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Refused: ranks have different samples, and nobody says which of them to store."""
         raise UsageError("a buffer of several ranks cannot be refilled: this method needs one process.")
 
@@ -123,7 +110,7 @@ class ShardedReservoir(Reservoir):
         """All stored samples, in slot order, on every rank and in host memory."""
         with self.ranks.together("read the buffer"):
             self._check_draw(1)
-        return self._draw(self._gathered())
+        return self._draw(self._packing().pad(*self._gathered()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where any reservoir was that gave `state`, sharded over any number of ranks or not at all.
@@ -134,8 +121,8 @@ class ShardedReservoir(Reservoir):
             self.check_state(state)
             stored = state.get("stored", "as many as fit")
             meeting.form = f"{state['offered']} samples offered, {_digest(state['generator'])}, {stored} stored"
-        own = [column[self.ranks.rank :: self.ranks.size] for column in state["columns"]]
-        self._restore({**state, "columns": own})
+        stored = state.get("stored", min(state["offered"], self.capacity))
+        self._restore(choose(state, torch.arange(stored)[self.ranks.rank :: self.ranks.size]))
 
     def commit(self, state: dict[str, Any] | None = None) -> None:
         """Nothing: a buffer in memory is saved by checkpoints."""
@@ -144,30 +131,50 @@ class ShardedReservoir(Reservoir):
         """All stored samples, the same on every rank and in host memory, as an ordinary reservoir has them."""
         with self.ranks.together("read the buffer"):
             pass
-        return {"columns": self._gathered() if self._offered else []}
+        columns, lengths = self._gathered() if self._offered else ([], [])
+        return {"columns": columns} if self.padding is None else ragged_state(columns, lengths, self._packing())
+
+    def _packing(self) -> Packing:
+        """Which columns vary in length, if any do."""
+        layout = self._storage.layout
+        return Packing(layout, fills_of(layout, self.padding or {}))
 
     def _put(self, slots: Tensor, origin: Tensor, parts: list[Tensor]) -> None:
         """Write samples to `slots`; `parts` are those that this rank offers, `origin` says which rank offers which."""
         owner = slots % self.ranks.size
-        arrived = self.ranks.ship(pack(parts), origin, owner)
+        arrived = self._ship(parts, origin, owner)
         places = to_device(slots[owner == self.ranks.rank] // self.ranks.size, self.device)
-        self._storage.write(places, unpack(arrived, self._storage.layout.values()))
+        self._storage.write(places, arrived)
 
     def _get(self, slots: Tensor, asker: Tensor) -> list[Tensor]:
         """The samples in those of `slots` that this rank asks for."""
         owner = slots % self.ranks.size
         places = slots[owner == self.ranks.rank] // self.ranks.size
-        packed = pack(self._storage.read(to_device(places, self.device)))
-        return unpack(self.ranks.ship(packed, owner, asker), self._storage.layout.values())
+        return self._ship(self._storage.read(to_device(places, self.device)), owner, asker)
 
-    def _gathered(self) -> list[Tensor]:
-        """All stored samples, in slot order, in host memory; a part at a time, as they may not fit on one device."""
-        size = sum(column.size for column in self._storage.layout.values())
-        pieces = [
-            [part.cpu() for part in self._get(slots.repeat(self.ranks.size), self._each_rank(len(slots)))]
-            for slots in torch.split(torch.arange(self.stored), max(1, CHUNK // max(1, size)))
-        ]
-        return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+    def _ship(self, parts: list[Tensor], origin: Tensor, destination: Tensor) -> list[Tensor]:
+        """Samples that come here, for those that start here; those of different length are padded to the longest."""
+        packing, columns = self._packing(), list(self._storage.layout.values())
+        if packing.fills:
+            with self.ranks.together("send samples") as meeting:
+                meeting.count = packing.longest(parts)
+            parts = packing.extend(parts, longest := max(meeting.counts))
+            columns = [Column(tuple(longest if n == ANY else n for n in shape), dtype) for shape, dtype in columns]
+        arrived = unpack(self.ranks.ship(pack(parts), origin, destination), columns)
+        return packing.pad(*packing.cut(arrived)) if packing.fills else arrived
+
+    def _gathered(self) -> tuple[list[Tensor], list[int]]:
+        """All stored samples, in slot order, as columns in host memory, and their lengths if they differ in length.
+
+        A part at a time, as they may not fit on one device.
+        """
+        packing, pieces, lengths = self._packing(), [], []
+        for slots in torch.split(torch.arange(self.stored), max(1, CHUNK // max(1, packing.size(POSITIONS)))):
+            parts = self._get(slots.repeat(self.ranks.size), self._each_rank(len(slots)))
+            columns, more = packing.cut([part.cpu() for part in parts])
+            pieces.append(columns)
+            lengths += more
+        return [torch.cat(columns) for columns in zip(*pieces, strict=True)], lengths
 
     def _each_rank(self, counts: Tensor | int) -> Tensor:
         """Every rank's number, as often as `counts` say, in order."""

@@ -6,18 +6,14 @@ task; here the memory is the reservoir, so that no boundaries are needed (elsewh
 
 from __future__ import annotations
 
-from typing import Any, Unpack
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
-from holdfast.learners.losses import Losses, Offer, widen
-from holdfast.learners.optimizers import Optimizer, forget_gradients, gradients_of
-from holdfast.learners.options import ReplayOptions, check_sizes
+from holdfast.learners.losses import Losses, widen
+from holdfast.learners.optimizers import forget_gradients, gradients_of
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested
 
 __all__ = ["AveragedGem"]
 
@@ -28,42 +24,19 @@ class AveragedGem(ReplayLearner):
 
     g <- g - (g . r / r . r) r    if g . r < 0
 
-    Options of this learner:
-
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     terms = ("current", "replay")
     learns_mixtures = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        replay_size: int | None = None,
-        **shared: Unpack[ReplayOptions],
-    ) -> None:
-        super().__init__(model, optimizer, **shared)
-        check_sizes(replay_size=replay_size)
-        self.replay_size = replay_size
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size}
-
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch, and that of a draw beside it."""
-        view, targets = self.show([x], [y])
-        outputs = self.forward(view)
-        self.check_labels(y, outputs)
-        current, terms = self.criterion(outputs, targets), {}
+        losses = self.losses_alone(x, y)
         if self.buffer.stored:
-            drawn = self.buffer.sample(self.replay_size or rows(y))
+            drawn = self.draw(y)
             view, targets = self.show([drawn.x], [drawn.y])
-            terms["replay"] = self.criterion(self.forward(view), targets)
-        return Losses(current, current=current, offer=Offer(x, y), **terms)
+            losses.terms["replay"] = self.criterion(self.forward(view), targets)
+        return losses
 
     def backward(self, losses: Losses) -> list[Tensor]:
         """The gradient of the minibatch, projected where it points against that of the draw."""

@@ -21,9 +21,9 @@ from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedR
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
-from holdfast.learners.losses import Losses, widen
+from holdfast.learners.losses import Losses, Offer, widen
 from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
-from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete, describe
+from holdfast.learners.options import Options, ReplayOptions, check_class_weights, check_sizes, complete, describe
 from holdfast.learners.saving import load_state, state_of
 from holdfast.learners.transaction import Transaction, check_finite, check_model
 from holdfast.methods import LEARNERS, REGULARIZERS, method_names
@@ -184,9 +184,16 @@ class Learner:
     def show(self, inputs: Sequence[Nested], targets: Sequence[Nested]) -> tuple[Nested, Nested]:
         """The view of these inputs as one minibatch, and its targets, which `augment` may have changed."""
         if self.changes_targets:
-            view, changed = self.augment(concat(inputs), concat(targets))
+            view, changed = self.augment(concat(inputs), concat(targets))  # new memory: it may work in place
             return view, changed
-        return self.view(*inputs), concat(targets)
+        return self.view(*inputs), targets[0] if len(targets) == 1 else concat(targets)
+
+    def learn_alone(self, x: Nested, y: Nested) -> tuple[Tensor, Tensor]:
+        """The outputs for a minibatch, which are checked against its labels, and its loss."""
+        view, targets = self.show([x], [y])
+        outputs = self.forward(view)
+        self.check_labels(y, outputs)
+        return outputs, self.criterion(outputs, targets)
 
     def forward(self, view: Nested, network: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The outputs for a view, in float32 or wider; of another `network` than the learner's, if one is given."""
@@ -363,9 +370,15 @@ class Learner:
 
 
 class ReplayLearner(Learner):
-    """Base of learners that store samples."""
+    """Base of learners that store samples. Most of them draw `replay_size` stored samples in each step, see `draw`."""
 
     needs_buffer = True
+    draws: ClassVar[bool] = True
+    """Whether a step draws samples, so that there is a `replay_size`."""
+    stores_outputs: ClassVar[bool] = False
+    """Whether samples are stored with the outputs that the network had for them."""
+    chooses: ClassVar[bool] = False
+    """Whether the method chooses itself what to store, so that the buffer can have no policy."""
     buffer: Buffer
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[ReplayOptions]) -> None:
@@ -373,8 +386,16 @@ class ReplayLearner(Learner):
             raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
         generator, balanced = options.pop("generator", None), options.pop("balanced", False)
-        policy = options.pop("buffer_policy", "reservoir")
+        policy, padding = options.pop("buffer_policy", "reservoir"), options.pop("padding", None)
+        self.replay_size = options.pop("replay_size", None)
         super().__init__(model, optimizer, **cast(Options, options))
+        self.padding = None if padding is None else dict(padding)
+        """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
+        check_sizes(replay_size=self.replay_size)
+        if self.chooses and (balanced or policy != "reservoir"):
+            raise UsageError(f"{type(self).__name__} chooses its samples itself: leave out balanced and buffer_policy.")
+        if self.replay_size is not None and not self.draws:
+            raise UsageError(f"{type(self).__name__} draws no samples: leave out replay_size.")
         if balanced and (self.ranks is not None or policy != "reservoir"):
             raise UsageError(
                 "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
@@ -382,7 +403,7 @@ class ReplayLearner(Learner):
         if self.ranks is None:
             generator = generator or seeded_generator(self.seed, "buffer", self.device)
             kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
-            self.buffer = kind(size, generator=generator, storage=storage)
+            self.buffer = kind(size, generator=generator, storage=storage, padding=padding)
         else:
             self.buffer = ShardedReservoir(
                 size,
@@ -391,7 +412,26 @@ class ReplayLearner(Learner):
                 device=self.device,
                 storage=storage,
                 policy=policy,
+                padding=padding,
             )
+
+    @classmethod
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """The draw has the size of a run's replay batch."""
+        return {"replay_size": config.replay_size} if cls.draws else {}
+
+    def draw(self, y: Nested) -> Draw:
+        """The stored samples that are replayed beside a minibatch with these targets."""
+        return self.buffer.sample(self.replay_size or rows(y))
+
+    def offer(self, x: Nested, y: Nested, outputs: Tensor) -> Offer | None:
+        """What the buffer is offered of a minibatch: the inputs as they came, and the outputs that their view had."""
+        return Offer(x, y, outputs.detach() if self.stores_outputs else None)
+
+    def losses_alone(self, x: Nested, y: Nested) -> Losses:
+        """The loss of the minibatch alone: what a step descends while nothing is stored."""
+        outputs, loss = self.learn_alone(x, y)
+        return Losses(loss, current=loss, offer=self.offer(x, y, outputs))
 
     def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
         """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.
@@ -422,7 +462,9 @@ class Parts:
 
 def settings_of(learner: type[Learner]) -> dict[str, Parameter]:
     """The settings of a method by name: the keyword arguments of its constructor that have a default."""
-    parameters = signature(learner.__init__).parameters.values()
+    parameters = list(signature(learner.__init__).parameters.values())
+    if issubclass(learner, ReplayLearner) and learner.draws:
+        parameters.append(Parameter("replay_size", Parameter.KEYWORD_ONLY, default=None))
     return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is not each.empty}
 
 

@@ -7,20 +7,18 @@ Learning System", ICLR 2022.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.config import RunConfig
-from holdfast.errors import UsageError
 from holdfast.learners.base import ReplayLearner
-from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat
 from holdfast.rng import generator
 
 __all__ = ["ClsEr", "follow"]
@@ -42,7 +40,6 @@ class ClsEr(ReplayLearner):
     consistency: weight of the consistency term. Default: 0.1.
     stable_decay, plastic_decay: how slowly each average moves, 0 to 1. Default: 0.999 both.
     stable_rate, plastic_rate: how often each average moves, as a share of the steps. Default: 0.1 and 0.3.
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     terms = ("current", "consistency")
@@ -58,41 +55,30 @@ class ClsEr(ReplayLearner):
         plastic_decay: float = 0.999,
         stable_rate: float = 0.1,
         plastic_rate: float = 0.3,
-        replay_size: int | None = None,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(consistency=consistency)
-        check_sizes(replay_size=replay_size)
-        self.consistency, self.replay_size = consistency, replay_size
+        self.consistency = consistency
         self.averages = {"stable": (stable_decay, stable_rate), "plastic": (plastic_decay, plastic_rate)}
         for name, (decay, rate) in self.averages.items():
-            if not (0 <= decay <= 1 and 0 <= rate <= 1):
-                raise UsageError(f"{name}_decay and {name}_rate must lie between 0 and 1, not at {decay} and {rate}.")
+            check_shares(**{f"{name}_decay": decay, f"{name}_rate": rate})
         self.stable, self.plastic = (deepcopy(self.model).requires_grad_(False) for _ in self.averages)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.generator = generator(self.seed, "averages", self.device)
 
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size}
-
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy of the minibatch and a draw together, and the distance to the better average on the draw."""
-        view, offer = self.view(x), Offer(x, y)
         if not self.buffer.stored:
-            outputs = self.forward(view)
-            self.check_labels(y, outputs)
-            loss = self.criterion(outputs, y)
-            return Losses(loss, current=loss, offer=offer)
-        drawn = self.buffer.sample(self.replay_size or rows(y))
+            return self.losses_alone(x, y)
+        view, drawn = self.view(x), self.draw(y)
         replayed = self.view(drawn.x)
         consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))
         outputs = self.forward(concat([view, replayed]))
         self.check_labels(y, outputs)
         current = self.criterion(outputs, concat([y, drawn.y]))
-        return Losses(current + self.consistency * consistency, current=current, consistency=consistency, offer=offer)
+        total = current + self.consistency * consistency
+        return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs))
 
     @torch.no_grad()
     def _better(self, view: Nested, labels: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.base import Learner, ReplayLearner
-from holdfast.learners.losses import Losses, Offer, widen
+from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
 from holdfast.methods import LEARNERS
@@ -42,12 +42,13 @@ class ConsistencyReplay(ReplayLearner):
     regularizer: a registered name, or any function (outputs now, outputs then) -> number. Default: "mse".
     alpha: weight of the loss on draw 2. Default: 1.
     beta: weight of the consistency term. Default: 1.
-    consistency_size: samples of draw 1. Default: as many as observed.
-    replay_size: samples of draw 2. Default: as many as observed.
+    consistency_size: samples of draw 1; those of draw 2 are `replay_size`. Default: as many as observed.
     options: hyper-parameters of the regularizer by name. Default: its own.
     batchnorm: "apart" for statistics of each minibatch and draw alone, as in the paper; "together" for one pass with
         common statistics. Which of them is better depends on the problem, by many points. Default: "apart".
     """
+
+    stores_outputs = True
 
     def __init__(
         self,
@@ -58,7 +59,6 @@ class ConsistencyReplay(ReplayLearner):
         alpha: float = 1.0,
         beta: float = 1.0,
         consistency_size: int | None = None,
-        replay_size: int | None = None,
         options: Mapping[str, float] | None = None,
         batchnorm: str = "apart",
         **shared: Unpack[ReplayOptions],
@@ -66,9 +66,8 @@ class ConsistencyReplay(ReplayLearner):
         super().__init__(model, optimizer, **shared)
         self.regularizer = _bound(regularizer, options or {})
         check_weights(alpha=alpha, beta=beta)
-        check_sizes(consistency_size=consistency_size, replay_size=replay_size)
-        self.alpha, self.beta = alpha, beta
-        self.consistency_size, self.replay_size = consistency_size, replay_size
+        check_sizes(consistency_size=consistency_size)
+        self.alpha, self.beta, self.consistency_size = alpha, beta, consistency_size
         if batchnorm not in ("apart", "together"):
             raise unknown_name("batchnorm", batchnorm, ["apart", "together"])
         self.batchnorm = batchnorm
@@ -92,12 +91,9 @@ class ConsistencyReplay(ReplayLearner):
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The three terms: the minibatch, draw 1 with its stored outputs, draw 2 with its labels."""
         if not self.buffer.stored:
-            outputs = self.forward(self.view(x))
-            self.check_labels(y, outputs)
-            loss = self.criterion(outputs, y)
-            return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
+            return self.losses_alone(x, y)
         draw1 = self.buffer.sample(self.consistency_size or rows(y))
-        draw2 = self.buffer.sample(self.replay_size or rows(y))
+        draw2 = self.draw(y)
         inputs = x, draw1.x, draw2.x
         if self.batchnorm == "apart":
             outputs, now, replayed = self.forward_groups(*inputs, widened=False)
@@ -106,9 +102,8 @@ class ConsistencyReplay(ReplayLearner):
         self.check_labels(y, outputs)
         then = check_width(self, now, draw1.logits)
         losses, logits = self.objective(outputs, y, now, then, replayed, draw2.y)
-        # The buffer gets the inputs as they came, with the outputs that their view had before this step's update.
-        offer = Offer(x, y, logits.detach())
         total, current, replay, consistency = losses
+        offer = self.offer(x, y, logits)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
     @pure

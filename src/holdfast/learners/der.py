@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
 from holdfast.learners.consistency import check_width
-from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested
 
 __all__ = ["DarkReplay"]
 
@@ -32,41 +32,31 @@ class DarkReplay(ReplayLearner):
     Options of this learner:
 
     beta: weight of the second term; the paper calls it alpha. Default: 0.5.
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     terms = ("current", "consistency")
+    stores_outputs = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        beta: float = 0.5,
-        replay_size: int | None = None,
-        **shared: Unpack[ReplayOptions],
+        self, model: nn.Module, optimizer: Optimizer, *, beta: float = 0.5, **shared: Unpack[ReplayOptions]
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(beta=beta)
-        check_sizes(replay_size=replay_size)
-        self.beta, self.replay_size = beta, replay_size
+        self.beta = beta
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"beta": config.beta, "replay_size": config.replay_size}
+        """The weight is that of a run's consistency term."""
+        return {**super().arguments(config), "beta": config.beta}
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch, and the distance of the draw's outputs from the stored ones."""
         if not self.buffer.stored:
-            outputs = self.forward(self.view(x))
-            self.check_labels(y, outputs)
-            loss = self.criterion(outputs, y)
-            return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
-        drawn = self.buffer.sample(self.replay_size or rows(y))
+            return self.losses_alone(x, y)
+        drawn = self.draw(y)
         outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         current = self.criterion(outputs, y)
         consistency = F.mse_loss(now, check_width(self, now, drawn.logits))
         total = current + self.beta * consistency
-        return Losses(total, current=current, consistency=consistency, offer=Offer(x, y, outputs.detach()))
+        return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs))

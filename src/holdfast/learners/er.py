@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
-from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure
@@ -33,43 +33,35 @@ class ExperienceReplay(ReplayLearner):
     Options of this learner:
 
     alpha: weight of the replayed samples. Default: 1.
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     terms = ("current", "replay")
     learns_mixtures = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        alpha: float = 1.0,
-        replay_size: int | None = None,
-        **shared: Unpack[ReplayOptions],
+        self, model: nn.Module, optimizer: Optimizer, *, alpha: float = 1.0, **shared: Unpack[ReplayOptions]
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(alpha=alpha)
-        check_sizes(replay_size=replay_size)
-        self.alpha, self.replay_size = alpha, replay_size
+        self.alpha = alpha
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"alpha": config.alpha, "replay_size": config.replay_size}
+        """The weight is that of a run's replayed samples."""
+        return {**super().arguments(config), "alpha": config.alpha}
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The mean over the minibatch and a draw."""
         inputs, targets = [x], [y]
         if self.buffer.stored:
-            drawn = self.buffer.sample(self.replay_size or rows(y))
+            drawn = self.draw(y)
             inputs.append(drawn.x)
             targets.append(drawn.y)
         view, wanted = self.show(inputs, targets)
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         total, *terms = self.objective(outputs, wanted, rows(y))
-        return Losses(total, offer=Offer(x, y), **dict(zip(self.terms, terms, strict=False)))
+        return Losses(total, offer=self.offer(x, y, outputs), **dict(zip(self.terms, terms, strict=False)))
 
     @pure
     def objective(self, outputs: Tensor, targets: Nested, observed: int) -> tuple[Tensor, ...]:

@@ -6,19 +6,18 @@ the authors' code, classes that have never been seen take part in both terms; as
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
-from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes
+from holdfast.learners.options import ReplayOptions
 from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested
 
 __all__ = ["AsymmetricReplay"]
 
@@ -29,46 +28,26 @@ class AsymmetricReplay(ReplayLearner):
 
     loss = CE(minibatch; all classes but those seen before that are absent from it) + CE(draw; all classes)
 
-    Options of this learner:
-
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     terms = ("current", "replay")
     grows = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        replay_size: int | None = None,
-        **shared: Unpack[ReplayOptions],
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, **shared: Unpack[ReplayOptions]) -> None:
         super().__init__(model, optimizer, **shared)
-        check_sizes(replay_size=replay_size)
-        self.replay_size = replay_size
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size}
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy of the minibatch over its classes and new ones, and of a draw over all."""
         if not self.buffer.stored:
-            outputs = self.forward(self.view(x))
-            self.check_labels(y, outputs)
-            loss = self.criterion(outputs, y)
-            return Losses(loss, current=loss, offer=Offer(x, y))
-        drawn = self.buffer.sample(self.replay_size or rows(y))
+            return self.losses_alone(x, y)
+        drawn = self.draw(y)
         outputs, replayed = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         absent = self.seen.index_fill(0, y, False)
         current = self.criterion(outputs.masked_fill(absent, -1e9), y)
         replay = self.criterion(replayed, drawn.y)
-        return Losses(current + replay, current=current, replay=replay, offer=Offer(x, y))
+        return Losses(current + replay, current=current, replay=replay, offer=self.offer(x, y, outputs))
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer, and remember its classes."""

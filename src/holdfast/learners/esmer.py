@@ -7,21 +7,20 @@ Continual Learning", ICLR 2023.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.base import ReplayLearner
 from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows, transform
+from holdfast.nested import Nested, transform
 from holdfast.rng import generator
 
 __all__ = ["Esmer"]
@@ -50,7 +49,6 @@ class Esmer(ReplayLearner):
     deviations: errors above the minibatch's mean by so many standard deviations are left out of the mean. Default: 1.
     warmup: steps at the beginning of a task in which nothing is stored and the mean stays, where a stream has
         boundaries. Default: 0.
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     capturable = False
@@ -69,28 +67,19 @@ class Esmer(ReplayLearner):
         loss_decay: float = 0.99,
         deviations: float = 1.0,
         warmup: int = 0,
-        replay_size: int | None = None,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(consistency=consistency, loss_margin=loss_margin, deviations=deviations, warmup=warmup)
-        check_sizes(replay_size=replay_size)
         if self.loss is not None or self.class_weights is not None:
             raise UsageError("ESMER weighs cross-entropy by itself: leave out loss= and class_weights=.")
-        for name, share in (("decay", decay), ("rate", rate), ("loss_decay", loss_decay)):
-            if not 0 <= share <= 1:
-                raise UsageError(f"{name} must lie between 0 and 1, not at {share}.")
-        self.consistency, self.decay, self.rate, self.replay_size = consistency, decay, rate, replay_size
+        check_shares(decay=decay, rate=rate, loss_decay=loss_decay)
+        self.consistency, self.decay, self.rate = consistency, decay, rate
         self.loss_margin, self.loss_decay, self.deviations, self.warmup = loss_margin, loss_decay, deviations, warmup
         self.stable = deepcopy(self.model).requires_grad_(False)
         self.updates, self.warming = (torch.zeros((), dtype=torch.int64) for _ in range(2))
         self.mean = torch.zeros((), dtype=torch.float64, device=self.device)
         self.generator = generator(self.seed, "averages")
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size}
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """Store nothing for some steps: the average knows nothing of the task yet."""
@@ -107,10 +96,10 @@ class Esmer(ReplayLearner):
         weights = torch.where((self.mean > 0) & (errors >= limit), mean / errors, 1.0)
         current = (weights * F.cross_entropy(outputs, y, reduction="none")).mean()
         terms = {"current": current, "stable": self._usual(errors)}
-        offer = self._offer(x, y, (self.mean == 0) | (errors <= limit))
+        offer = self._small_errors(x, y, (self.mean == 0) | (errors <= limit))
         if not self.buffer.stored:
             return Losses(current, offer=offer, **terms)
-        drawn = self.buffer.sample(self.replay_size or rows(y))
+        drawn = self.draw(y)
         replayed = self.view(drawn.x)
         with torch.no_grad():
             target = self.forward(replayed, self.stable)
@@ -125,7 +114,7 @@ class Esmer(ReplayLearner):
             return errors[0]
         return errors[errors <= errors.mean() + self.deviations * errors.std()].mean()
 
-    def _offer(self, x: Nested, y: Tensor, small: Tensor) -> Offer | None:
+    def _small_errors(self, x: Nested, y: Tensor, small: Tensor) -> Offer | None:
         """The samples whose error is small, if there are any and they may be stored."""
         if self.warming > 0 or not bool(small.any()):
             return None

@@ -17,20 +17,54 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import Learner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import Options, check_weights
+from holdfast.learners.options import Options, check_shares, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.models import evaluating
 from holdfast.nested import Nested
 from holdfast.rng import generator
 
-__all__ = ["OnlineEwc"]
+__all__ = ["AnchoredLearner", "OnlineEwc"]
 
 CHUNK = 16
 """Samples whose gradients are in memory at once."""
 
 
+class AnchoredLearner(Learner):
+    """Cross-entropy, and a penalty on leaving the parameters of the last task's end: importance * (now - then)^2.
+
+    A method says in `end_task` how important each parameter was. Nothing is stored.
+    """
+
+    needs_buffer = False
+    needs_boundaries = True
+    grows = False
+    uses_parameters = True
+    terms = ("current", "penalty")
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, strength: float, **shared: Unpack[Options]) -> None:
+        super().__init__(model, optimizer, **shared)
+        check_weights(strength=strength)
+        self.strength = strength
+        self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        self.anchors = {name: each.detach().clone() for name, each in self.parameters.items()}
+        self.importances = {name: torch.zeros_like(each) for name, each in self.anchors.items()}
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """Cross-entropy and the penalty, which is 0 during the first task."""
+        _, current = self.learn_alone(x, y)
+        ways = (self.importances[name] * (each - self.anchors[name]) ** 2 for name, each in self.parameters.items())
+        penalty = torch.stack([each.sum() for each in ways]).sum()
+        return Losses(current + self.strength * penalty, current=current, penalty=penalty)
+
+    @torch.no_grad()
+    def drop_anchors(self) -> None:
+        """Hold the parameters where they are now."""
+        for name, parameter in self.parameters.items():
+            self.anchors[name].copy_(parameter)
+
+
 @LEARNERS.register("ewc", "online EWC: parameters that mattered are held where they were, nothing stored")
-class OnlineEwc(Learner):
+class OnlineEwc(AnchoredLearner):
     """Cross-entropy, and a quadratic penalty on leaving the parameters of the last task's end.
 
     loss = CE + strength * sum_k F_k (w_k - w*_k)^2;  at the end of a task w* = w and
@@ -45,12 +79,6 @@ class OnlineEwc(Learner):
     samples: how many samples of a task F is estimated from, chosen at random. Default: 1000.
     """
 
-    needs_buffer = False
-    needs_boundaries = True
-    grows = False
-    uses_parameters = True
-    terms = ("current", "penalty")
-
     def __init__(
         self,
         model: nn.Module,
@@ -61,25 +89,11 @@ class OnlineEwc(Learner):
         samples: int = 1000,
         **shared: Unpack[Options],
     ) -> None:
-        super().__init__(model, optimizer, **shared)
-        check_weights(strength=strength)
-        if not 0 <= decay <= 1:
-            raise UsageError(f"decay must lie between 0 and 1, not at {decay}.")
+        super().__init__(model, optimizer, strength, **shared)
+        check_shares(decay=decay)
         if samples < 1:
             raise UsageError(f"samples must be at least 1, not {samples}.")
-        self.strength, self.decay, self.samples = strength, decay, samples
-        self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
-        self.anchors = {name: each.detach().clone() for name, each in self.parameters.items()}
-        self.importances = {name: torch.zeros_like(each) for name, each in self.anchors.items()}
-
-    def compute_losses(self, x: Nested, y: Nested) -> Losses:
-        """Cross-entropy and the penalty, which is 0 during the first task."""
-        outputs = self.forward(self.view(x))
-        self.check_labels(y, outputs)
-        current = self.criterion(outputs, y)
-        ways = (self.importances[name] * (each - self.anchors[name]) ** 2 for name, each in self.parameters.items())
-        penalty = torch.stack([each.sum() for each in ways]).sum()
-        return Losses(current + self.strength * penalty, current=current, penalty=penalty)
+        self.decay, self.samples = decay, samples
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Learn which parameters mattered for the task, and where they are now."""
@@ -90,8 +104,7 @@ class OnlineEwc(Learner):
             for part in torch.split(chosen, CHUNK):
                 for name, squares in self._squares(self.view(x[part]), y[part]).items():
                     self.importances[name].add_(squares / len(chosen))
-        for name, parameter in self.parameters.items():
-            self.anchors[name].copy_(parameter.detach())
+        self.drop_anchors()
 
     def _squares(self, view: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The sum over samples of p(y|x) * (d log p(y|x) / d w)^2, for each parameter."""

@@ -17,9 +17,9 @@ from holdfast.learners.base import ReplayLearner
 from holdfast.learners.consistency import check_width
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows
+from holdfast.nested import Nested
 
 __all__ = ["FunctionDistance"]
 
@@ -39,39 +39,31 @@ class FunctionDistance(ReplayLearner):
     Options of this learner:
 
     beta: weight of the second term; elsewhere alpha. Default: 1.
-    replay_size: samples drawn per step. Default: as many as observed.
     """
 
     needs_boundaries = True
     terms = ("current", "consistency")
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        beta: float = 1.0,
-        replay_size: int | None = None,
-        **shared: Unpack[ReplayOptions],
+        self, model: nn.Module, optimizer: Optimizer, *, beta: float = 1.0, **shared: Unpack[ReplayOptions]
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(beta=beta)
-        check_sizes(replay_size=replay_size)
-        self.beta, self.replay_size = beta, replay_size
+        self.beta = beta
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"beta": config.beta, "replay_size": config.replay_size}
+        """The weight is that of a run's consistency term."""
+        return {**super().arguments(config), "beta": config.beta}
+
+    def offer(self, x: Nested, y: Nested, outputs: Tensor) -> None:
+        """Nothing before the task ends."""
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch, and the distance on a draw."""
         if not self.buffer.stored:
-            outputs = self.forward(self.view(x))
-            self.check_labels(y, outputs)
-            loss = self.criterion(outputs, y)
-            return Losses(loss, current=loss)
-        drawn = self.buffer.sample(self.replay_size or rows(y))
+            return self.losses_alone(x, y)
+        drawn = self.draw(y)
         outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         current, then = self.criterion(outputs, y), check_width(self, now, drawn.logits)

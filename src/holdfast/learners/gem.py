@@ -44,13 +44,13 @@ class EpisodicGem(ReplayLearner):
 
     needs_boundaries = True
     capturable = False
+    draws = False
+    chooses = True
     terms = ("current",)
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, margin: float = 0.5, **shared: Unpack[ReplayOptions]
     ) -> None:
-        if shared.get("balanced") or shared.get("buffer_policy", "reservoir") != "reservoir":
-            raise UsageError("GEM chooses its samples itself: leave out balanced and buffer_policy.")
         super().__init__(model, optimizer, **shared)
         check_weights(margin=margin)
         if find_spec("scipy") is None:
@@ -61,9 +61,7 @@ class EpisodicGem(ReplayLearner):
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch."""
-        outputs = self.forward(self.view(x))
-        self.check_labels(y, outputs)
-        loss = self.criterion(outputs, y)
+        _, loss = self.learn_alone(x, y)
         return Losses(loss, current=loss)
 
     def backward(self, losses: Losses) -> list[Tensor]:

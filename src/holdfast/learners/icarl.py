@@ -8,21 +8,21 @@ the original mixes them into the data of the task.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses, widen
+from holdfast.learners.lwf import check_begun
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes
+from holdfast.learners.options import ReplayOptions
 from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs, evaluating, features
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat
 
 __all__ = ["Icarl"]
 
@@ -46,39 +46,21 @@ class Icarl(ReplayLearner):
     for features f are |f - c|^2 - |f - mean of the class|^2, where c is the mean of all means. The model needs a method
     `features(x)`, and its last layer must be an nn.Linear with a bias.
 
-    Options of this learner:
-
-    replay_size: exemplars drawn per step. Default: as many as observed.
     """
 
     needs_boundaries = True
     grows = False
+    chooses = True
     terms = ("current",)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        replay_size: int | None = None,
-        **shared: Unpack[ReplayOptions],
-    ) -> None:
-        if shared.get("balanced") or shared.get("buffer_policy", "reservoir") != "reservoir":
-            raise UsageError("iCaRL chooses its samples itself: leave out balanced and buffer_policy.")
+    def __init__(self, model: nn.Module, optimizer: Optimizer, **shared: Unpack[ReplayOptions]) -> None:
         super().__init__(model, optimizer, **shared)
-        check_sizes(replay_size=replay_size)
         if self.loss is not None or self.class_weights is not None:
             raise UsageError("iCaRL has a loss of its own: leave out loss= and class_weights=.")
-        self.replay_size = replay_size
         outputs = count_outputs(self.model)
         self.teacher, self.nearest = (deepcopy(self.model).requires_grad_(False).eval() for _ in range(2))
         # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
         self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size}
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """Let the outputs of these classes learn from labels, and those of all others from the last task's network."""
@@ -92,13 +74,12 @@ class Icarl(ReplayLearner):
         """Binary cross-entropy of the minibatch and a draw together."""
         inputs, labels = [x], y
         if self.buffer.stored:
-            drawn = self.buffer.sample(self.replay_size or rows(y))
+            drawn = self.draw(y)
             inputs, labels = [x, drawn.x], concat([y, drawn.y])
         view = self.view(*inputs)
         outputs = self.forward(view)
         self.check_labels(y, outputs)
-        if self.validate and not bool(self.seen[y].all()):
-            self.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))
+        check_begun(self, self.seen, y)
         targets = torch.zeros_like(outputs).scatter_(1, labels[:, None], 1)
         with torch.no_grad():
             targets = torch.where(self.old, self.forward(view, self.teacher).sigmoid(), targets)

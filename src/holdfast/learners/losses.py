@@ -21,7 +21,7 @@ class Offer(NamedTuple):
 
     x: Nested
     y: Nested
-    logits: Tensor | None = None
+    logits: Nested | None = None
 
 
 class Losses:

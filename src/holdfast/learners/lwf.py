@@ -21,7 +21,7 @@ from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs
 from holdfast.nested import Nested
 
-__all__ = ["WithoutForgetting"]
+__all__ = ["WithoutForgetting", "check_begun"]
 
 
 @LEARNERS.register("lwf", "learning without forgetting: the last task's network as teacher, nothing stored")
@@ -77,7 +77,7 @@ class WithoutForgetting(Learner):
         view = self.view(x)
         outputs = self.forward(view)
         self.check_labels(y, outputs)
-        self._check_task(y)
+        check_begun(self, self.seen, y)
         current = self.criterion(outputs.masked_fill(~self.seen, -1e9), y)
         with torch.no_grad():
             target = (self.forward(view, self.teacher) / self.temperature).masked_fill(~self.old, -1e9).softmax(1)
@@ -86,11 +86,12 @@ class WithoutForgetting(Learner):
         distillation = -(target * answers).sum(1).mean() * self.old.any()
         return Losses(current + self.distillation * distillation, current=current, distillation=distillation)
 
-    def _check_task(self, y: Tensor) -> None:
-        """Labels must be of classes that `begin_task` has named."""
-        if self.validate and not bool(self.seen[y].all()):
-            self.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))
-
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """The teacher, and which outputs belong to which tasks."""
         return {"teacher": self.teacher, "seen": self.seen, "old": self.old}
+
+
+def check_begun(learner: Learner, seen: Tensor, y: Tensor) -> None:
+    """Labels must be of classes that `begin_task` has named: those `seen`."""
+    if learner.validate and not bool(seen[y].all()):
+        learner.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))

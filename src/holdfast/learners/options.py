@@ -18,7 +18,16 @@ from holdfast.learners.losses import Loss
 from holdfast.learners.optimizers import Scheduler
 from holdfast.registry import unknown_name
 
-__all__ = ["Options", "ReplayOptions", "check_class_weights", "check_sizes", "check_weights", "complete", "describe"]
+__all__ = [
+    "Options",
+    "ReplayOptions",
+    "check_class_weights",
+    "check_shares",
+    "check_sizes",
+    "check_weights",
+    "complete",
+    "describe",
+]
 
 
 class Options(TypedDict, total=False):
@@ -71,6 +80,9 @@ class ReplayOptions(Options, total=False):
         10,000 more. Default: "reservoir".
     storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
         Default: "device".
+    padding: for samples that differ in length, the tensors that vary along dimension 1 and what short ones are filled
+        up with, as in {"input_ids": 0, "y": -100}; see `Reservoir`. Default: None, all samples have one shape.
+    replay_size: samples drawn per step; GEM draws none. Default: as many as observed.
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
 
@@ -78,6 +90,8 @@ class ReplayOptions(Options, total=False):
     balanced: bool
     buffer_policy: str
     storage: str | Path
+    padding: Mapping[str, float] | None
+    replay_size: int | None
     generator: torch.Generator | None
 
 
@@ -124,6 +138,13 @@ def check_weights(**weights: float) -> None:
     for name, weight in weights.items():
         if not math.isfinite(weight) or weight < 0:
             raise UsageError(f"{name} must be a finite number of at least 0, not {weight!r}.")
+
+
+def check_shares(**shares: float) -> None:
+    """Shares and rates must lie between 0 and 1."""
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise UsageError(f"{name} must lie between 0 and 1, not at {share}.")
 
 
 def check_sizes(**sizes: int | None) -> None:

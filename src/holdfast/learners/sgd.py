@@ -20,10 +20,7 @@ class Sgd(Learner):
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone."""
-        view, targets = self.show([x], [y])
-        outputs = self.forward(view)
-        self.check_labels(y, outputs)
-        loss = self.criterion(outputs, targets)
+        _, loss = self.learn_alone(x, y)
         return Losses(loss, current=loss)
 
 

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
-from holdfast.learners.base import Learner
+from holdfast.learners.ewc import AnchoredLearner
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import Options, check_weights
+from holdfast.learners.options import Options
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested
 
 __all__ = ["SynapticIntelligence"]
 
 
 @LEARNERS.register("si", "synaptic intelligence: parameters that mattered are held where they were, nothing stored")
-class SynapticIntelligence(Learner):
+class SynapticIntelligence(AnchoredLearner):
     """Cross-entropy, and a quadratic penalty on leaving the parameters of the last task's end.
 
     loss = CE + strength * sum_k O_k (w_k - w*_k)^2;  each step adds - gradient_k * (change of w_k) to o_k, and at a
@@ -37,12 +36,6 @@ class SynapticIntelligence(Learner):
     damping: keeps O finite for parameters that have not moved, above 0; the paper calls it xi. Default: 1.
     """
 
-    needs_buffer = False
-    needs_boundaries = True
-    grows = False
-    uses_parameters = True
-    terms = ("current", "penalty")
-
     def __init__(
         self,
         model: nn.Module,
@@ -52,28 +45,18 @@ class SynapticIntelligence(Learner):
         damping: float = 1.0,
         **shared: Unpack[Options],
     ) -> None:
-        super().__init__(model, optimizer, **shared)
-        check_weights(strength=strength)
+        super().__init__(model, optimizer, strength, **shared)
         if not damping > 0:
             raise UsageError(f"damping must be above 0, not {damping}.")
-        self.strength, self.damping = strength, damping
-        self.parameters = [each for each in self.model.parameters() if each.requires_grad]
-        self.anchors, self.before = ([each.detach().clone() for each in self.parameters] for _ in range(2))
-        self.importances, self.paths = ([torch.zeros_like(each) for each in self.anchors] for _ in range(2))
-
-    def compute_losses(self, x: Nested, y: Nested) -> Losses:
-        """Cross-entropy and the penalty, which is 0 during the first task."""
-        outputs = self.forward(self.view(x))
-        self.check_labels(y, outputs)
-        current = self.criterion(outputs, y)
-        held = zip(self.importances, self.parameters, self.anchors, strict=True)
-        penalty = torch.stack([(importance * (now - then) ** 2).sum() for importance, now, then in held]).sum()
-        return Losses(current + self.strength * penalty, current=current, penalty=penalty)
+        self.damping = damping
+        self.before, self.paths = (
+            {name: torch.zeros_like(each) for name, each in self.anchors.items()} for _ in range(2)
+        )
 
     @torch.no_grad()
     def backward(self, losses: Losses) -> list[Tensor]:
         """The gradients, each number limited to 1; and where the parameters are before they move."""
-        torch._foreach_copy_(self.before, [each.detach() for each in self.parameters])
+        torch._foreach_copy_(list(self.before.values()), [each.detach() for each in self.parameters.values()])
         gradients = super().backward(losses)
         torch._foreach_clamp_min_(gradients, -1.0)
         torch._foreach_clamp_max_(gradients, 1.0)
@@ -83,20 +66,20 @@ class SynapticIntelligence(Learner):
     def commit(self, losses: Losses) -> None:
         """Add what each parameter contributed to the fall of the loss."""
         super().commit(losses)
-        for path, now, before in zip(self.paths, self.parameters, self.before, strict=True):
+        for name, now in self.parameters.items():
             if now.grad is not None:
-                path.sub_(now.grad * (now - before))
+                self.paths[name].sub_(now.grad * (now - self.before[name]))
 
     @torch.no_grad()
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Turn the contributions into importances, and take the parameters as they are now as the place to stay."""
-        tensors = zip(self.importances, self.paths, self.parameters, self.anchors, strict=True)
-        for importance, path, now, anchor in tensors:
-            importance.add_(path / ((now - anchor) ** 2 + self.damping))
-            anchor.copy_(now)
+        for name, path in self.paths.items():
+            moved = self.parameters[name] - self.anchors[name]
+            self.importances[name].add_(path / (moved**2 + self.damping))
             path.zero_()
+        self.drop_anchors()
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """Importance, anchor and path of every parameter, in the order of the model."""
         kinds = {"importance": self.importances, "anchor": self.anchors, "path": self.paths}
-        return {f"{kind} {number}": each for kind, all_ in kinds.items() for number, each in enumerate(all_)}
+        return {f"{kind} {number}": each for kind, all_ in kinds.items() for number, each in enumerate(all_.values())}
