@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
@@ -39,6 +40,8 @@ FILE = "holdfast.safetensors"
 KIND = "buffer of a language model"
 IGNORED = -100
 """The label of positions that are not supervised."""
+LABELS = ("labels", "shift_labels")
+"""What a collator calls them."""
 
 
 def _help(text: str) -> dict[str, str]:
@@ -159,15 +162,23 @@ class ReplayMixin:
         self._remember(losses, share * counted)
         return (loss, {"loss": loss}) if return_outputs else loss
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """The number of supervised positions. The Trainer counts the first token of GPT-2's samples, which is none."""
+        counted = batch_samples
+        if batch_samples and isinstance(batch_samples[0].get("labels"), Tensor):
+            targets = [_targets(self.model, batch) for batch in batch_samples]
+            counted = [{"labels": each, "shift_labels": each} for each in targets]
+        return super()._get_num_items_in_batch(counted, device)  # type: ignore[misc]
+
     def _minibatch(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
         """The model's inputs, which are stored, and the label of every position."""
-        labels = inputs.get("shift_labels", inputs.get("labels"))
+        labels = _targets(self.model, inputs)
         if labels is None:
             raise UsageError(
                 "the minibatch has no labels: use a collator that makes them, such as "
                 "DataCollatorForLanguageModeling(tokenizer, mlm=False)."
             )
-        x = {name: part for name, part in inputs.items() if name not in ("labels", "shift_labels")}
+        x = {name: part for name, part in inputs.items() if name not in LABELS}
         for name, part in x.items():
             if not isinstance(part, Tensor) or part.dim() == 0 or len(part) != len(labels):
                 raise UsageError(
@@ -180,8 +191,7 @@ class ReplayMixin:
                 f"a sample of {length} tokens is longer than the model allows, which is {most}: cut samples to that "
                 "length when you tokenize them, or give the model more positions."
             )
-        shifted = "shift_labels" in inputs or labels.dim() == 1 or not _is_causal(self.model)
-        return x, labels if shifted else next_tokens(labels)
+        return x, labels
 
     def _make_learner(self, model: Any, x: Mapping[str, Tensor], y: Tensor) -> ReplayLearner:
         """The learner of a model that the Trainer has prepared, with the buffer of a checkpoint if one was loaded."""
@@ -349,19 +359,19 @@ class EarlierPerplexity(TrainerCallback):
         self.history.append((step, found))
         self.trainer.log({f"perplexity_{name}": value for name, value in found.items()})
 
+    @torch.no_grad()
     def _perplexity(self, samples: Any) -> float:
-        """exp of the mean loss over supervised tokens."""
+        """exp of the mean cross-entropy over supervised tokens."""
         trainer, model = self.trainer, self.trainer.model
-        training, total, count = model.training, 0.0, 0.0
+        training, sums = model.training, torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
         model.eval()
-        for inputs in trainer.get_eval_dataloader(samples):
-            labels = inputs["labels"]
-            supervised = (labels[..., 1:] if _is_causal(model) else labels) != IGNORED
-            loss, _, _ = trainer.prediction_step(model, inputs, prediction_loss_only=True)
-            total += float(loss) * int(supervised.sum())
-            count += int(supervised.sum())
+        for batch in trainer.get_eval_dataloader(samples):
+            inputs = trainer._prepare_inputs(batch)
+            labels = _targets(model, inputs)
+            logits = model(**{name: part for name, part in inputs.items() if name not in LABELS}).logits
+            loss = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
+            sums += torch.stack([loss, (labels != IGNORED).sum()])
         model.train(training)
-        sums = torch.tensor([total, count], device=trainer.args.device)
         total, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
         return math.exp(min(total / max(count, 1), 700.0))
 
@@ -446,6 +456,13 @@ def _is_causal(model: Any) -> bool:
     """Whether the model predicts the next token, so that its labels are shifted by one."""
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model
     return type(inside).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def _targets(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """The label of every output: of causal models, outputs are for the next token. None if there are no labels."""
+    labels = inputs.get("shift_labels", inputs.get("labels"))
+    shifted = "shift_labels" in inputs or labels is None or labels.dim() == 1 or not _is_causal(model)
+    return labels if shifted else next_tokens(labels)
 
 
 # --- the file of a buffer --------------------------------------------------------------------------------------------
