@@ -6,7 +6,7 @@ LIGHT := $(VENV)/light
 READY := $(VENV)/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format slow friends docs pictures lock readme report clean
+.PHONY: demo test quick check format slow chaos friends dist docs pictures lock readme speeds report clean
 
 demo: $(LIGHT)
 	$(BIN)/holdfast demo
@@ -23,6 +23,12 @@ slow: $(READY)
 friends: $(READY)
 	$(INSTALL) -e '.[friends]'
 	$(BIN)/pytest -q tests/test_loggers.py tests/integrations tests/docs/test_walk.py
+
+# Kills, full disks, lost folders and damaged files at random; each round must end as an undisturbed one. Counts go to
+# docs/chaos.json. `make chaos MINUTES=10 CHAOS='--seed 3 --only run folder'`
+MINUTES ?= 60
+chaos: $(READY)
+	cd tests && ../$(BIN)/python -m chaos --minutes $(MINUTES) --out ../docs/chaos.json $(CHAOS)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -64,6 +70,10 @@ lock:
 # The README's table, and the report page, from the result files.
 readme: $(READY)
 	$(BIN)/python docs/update_readme.py
+
+# The speeds from which the time of a run is guessed, from what `holdfast bench` printed.
+speeds: $(READY)
+	$(BIN)/python scripts/speeds.py
 
 report: $(READY)
 	$(BIN)/holdfast report results --out docs/report.html

@@ -29,7 +29,7 @@ from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for
 from holdfast.learners.base import ReplayLearner
 from holdfast.learners.clser import follow
-from holdfast.learners.losses import Losses, Offer
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.methods import LEARNERS, REGULARIZERS
@@ -60,6 +60,7 @@ class Beyond(ReplayLearner):
     """
 
     grows = False
+    stores_outputs = True
 
     def __init__(
         self,
@@ -74,7 +75,6 @@ class Beyond(ReplayLearner):
         statistics: str = "own",
         asymmetric: bool = False,
         consistency_size: int | None = None,
-        replay_size: int | None = None,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
@@ -82,7 +82,7 @@ class Beyond(ReplayLearner):
             raise UsageError('target="average" needs an averaged network: give decay=0.999 or so.')
         self.alpha, self.beta, self.regularizer = alpha, beta, REGULARIZERS[regularizer]
         self.target, self.decay, self.statistics, self.asymmetric = target, decay, statistics, asymmetric
-        self.consistency_size, self.replay_size = consistency_size, replay_size
+        self.consistency_size = consistency_size
         self.average = deepcopy(self.model).requires_grad_(False)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
@@ -96,21 +96,18 @@ class Beyond(ReplayLearner):
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
         """The three terms of consistency replay, with the ideas that are switched on."""
         if not self.buffer.stored:
-            outputs = self.forward(self.view(x))
-            self.check_labels(y, outputs)
-            loss = self.criterion(outputs, y)
-            return Losses(loss, current=loss, offer=Offer(x, y, outputs.detach()))
+            return self.losses_alone(x, y)
         draw1 = self.buffer.sample(self.consistency_size or rows(y))
-        draw2 = self.buffer.sample(self.replay_size or rows(y))
+        draw2 = self.draw(y)
         outputs, now, replayed, then = self._passes(x, draw1, draw2.x)
         self.check_labels(y, outputs)
-        offered = outputs.detach()
+        offer = self.offer(x, y, outputs)
         if self.asymmetric:
             outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         current, replay = self.criterion(outputs, y), self.criterion(replayed, draw2.y)
         consistency = self.regularizer(now, then)
         total = current + self.alpha * replay + self.beta * consistency
-        return Losses(total, current=current, replay=replay, consistency=consistency, offer=Offer(x, y, offered))
+        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
     def _passes(self, x: Nested, first: Draw, second: Nested) -> tuple[Tensor, ...]:
         """The outputs for the minibatch and both draws, and the target on draw 1."""

@@ -135,14 +135,30 @@ def test_preset_takes_changes_and_a_seed():
         RunConfig.preset("rot-mnist", "linf", epoch=2)
 
 
-def test_preset_of_a_method_or_benchmark_from_elsewhere():
+def test_preset_of_a_method_or_benchmark_from_elsewhere(monkeypatch):
+    monkeypatch.setitem(REGULARIZERS._entries, "huber", lambda current, stored: (current - stored).mean())
     assert RunConfig.preset("seq-cifar10", "huber") == RunConfig.preset("seq-cifar10", "mse").change(method="huber")
     assert RunConfig.preset("my-stream", "mse").model == "mlp"
     assert RunConfig.preset("my-stream", "simclr").beta == 0.05
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "method", "says"),
+    [
+        ("rot-mnist", "linff", "unknown method 'linff': did you mean 'linf'"),
+        ("rot-mnist", "replay", "unknown method 'replay'"),
+        ("rot-mnst", "linf", "unknown benchmark 'rot-mnst': did you mean 'rot-mnist'"),
+        ("seq-cifar-10", "linf", "did you mean 'seq-cifar10'"),
+    ],
+)
+def test_a_slip_in_a_name_is_noticed(benchmark, method, says):
+    with pytest.raises(UsageError, match=says):
+        RunConfig.preset(benchmark, method)
+
+
 @pytest.mark.parametrize("method", ["model", "lr", "tasks", "epochs", "200"])
-def test_a_method_named_like_a_setting_does_not_confuse_the_tables(method):
+def test_a_method_named_like_a_setting_does_not_confuse_the_tables(method, monkeypatch):
+    monkeypatch.setitem(REGULARIZERS._entries, method, lambda current, stored: (current - stored).mean())
     assert RunConfig.preset("seq-cifar10", method) == RunConfig.preset("seq-cifar10", "mse").change(method=method)
 
 

@@ -110,7 +110,7 @@ def test_registries_side_by_side_share_their_names(tools):
     machines = Registry("machine", beside=tools)
     tools.register("chisel")(1)
     machines.register("lathe")(2)
-    with pytest.raises(UsageError, match="tool 'chisel' already, and a machine and a tool cannot have the same name"):
+    with pytest.raises(UsageError, match="tool 'chisel' already; choose another name for the machine"):
         machines.register("chisel")(3)
     with pytest.raises(UsageError, match="there is a machine 'lathe' already"):
         tools.register("lathe")(4)

@@ -442,9 +442,10 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     assert_identical(found, hf.run(settings, device="cpu"))
 
     interrupted([2])
-    code, err = holdfast("run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300")
+    command = ["run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300"]
+    code, err = holdfast(*command)
     assert code == 130
-    assert "stopped. Nothing of this run is saved; a run with --resume can be continued." in err
+    assert f"Nothing of this run is saved. One that can be continued: holdfast {shlex.join(command)} --resume" in err
 
 
 def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):

@@ -20,6 +20,7 @@ from holdfast.cli import app
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import load_results
+from holdfast.learners import settings_for
 from holdfast.report.draw.tuning import draw_study
 from holdfast.sweep import Event, ProcessRunner
 from holdfast.sweep.fleets import FleetRunner
@@ -75,6 +76,8 @@ def test_values_are_put_where_they_belong():
     assert (config.lr, dict(config.settings)["consistency"]) == (0.5, 0.25)
     config = with_values(RunConfig.preset("rot-mnist", "kl"), {"regularizer.temperature": 2.0})
     assert dict(config.options) == {"temperature": 2.0}
+    plain = RunConfig.preset("rot-mnist", "clser").change(settings=())
+    assert with_values(plain, {"consistency": settings_for(plain)["consistency"]}) == plain, "it is in force already"
 
 
 def made_up(**changes) -> Study:
@@ -346,6 +349,12 @@ def test_the_command(tmp_path, optuna, monkeypatch):
     assert set(said["best"]["values"]) == {"lr", "beta"}
     names = {path.name.partition(".")[2] for path in Path("tuning").glob("rot-mnist-*")}
     assert names == {"svg", "png", "toml"}
-    for arguments, message in ((["--validation", "1"], "between 0 and 1"), (["--over", "x=1:2"], "unknown number")):
-        done = CliRunner().invoke(app, ["tune", *SMALL, *arguments])
+    for arguments, message in (
+        ([*SMALL, "--validation", "1"], "between 0 and 1"),
+        ([*SMALL, "--over", "x=1:2"], "unknown number"),
+        (["rot-mnist", "derpp", "--over", "x=1:2"], "unknown number"),  # another name of a method is no unknown method
+        (["rot-mnist", "drpp"], "unknown method"),
+        (["rot-mnits", "mse"], "unknown benchmark"),
+    ):
+        done = CliRunner().invoke(app, ["tune", *arguments])
         assert message in str(done.exception)

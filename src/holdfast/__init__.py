@@ -13,9 +13,11 @@ from holdfast.augment import per_sample
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.buffer import Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
+from holdfast.devices import choose_threads
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.export import export
-from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses, TopK, next_tokens
+from holdfast.matrix import AccuracyMatrix, evaluate
 from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.monitor import DriftMonitor, ForgettingMonitor, ForgettingWarning
@@ -28,6 +30,7 @@ __all__ = [
     "LEARNERS",
     "MODELS",
     "REGULARIZERS",
+    "AccuracyMatrix",
     "CheckpointError",
     "ConsistencyReplay",
     "DataError",
@@ -43,13 +46,22 @@ __all__ = [
     "RunResult",
     "ShardedReservoir",
     "StorageError",
+    "TopK",
     "TrainingError",
     "UsageError",
     "analysis",
+    "choose_threads",
+    "evaluate",
     "export",
     "group_batchnorm",
+    "next_tokens",
     "per_sample",
     "run",
 ]
 
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    """The API, for `dir` and for completion. Submodules can be imported all the same."""
+    return [*__all__, "__doc__", "__version__"]

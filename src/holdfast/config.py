@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -13,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.methods import canonical, needs_buffer
+from holdfast.methods import BENCHMARKS, canonical, method_names, needs_buffer
 from holdfast.registry import unknown_name
 
 __all__ = ["PRECISIONS", "PROTOCOL", "RunConfig", "Setting"]
@@ -25,6 +26,8 @@ LARGEST = 3.4028234663852886e38  # the largest number of float32, in which netwo
 PRECISIONS = ("float32", "bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "linear")
+
+SLIP = 0.85  # two names as alike as that (difflib's ratio) are one name and a slip of the finger
 
 Setting = float | int | bool | str
 """A value of a method's own setting."""
@@ -75,12 +78,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", canonical(self.method))  # one fingerprint for all names of a method
         for name in ("tasks", "epochs", "batch_size", "replay_size", "train_limit", "buffer_size"):
-            value = getattr(self, name)
+            value, spoken = getattr(self, name), name.replace("_", " ")
             optional = name in ("tasks", "train_limit", "buffer_size")
             if not (optional and value is None) and not (_is_whole(value) and 1 <= value < 2**63):
-                raise UsageError(
-                    f"{name.replace('_', ' ')} must be a whole number of at least 1 and below 2**63, not {value!r}."
-                )
+                raise UsageError(f"{spoken} must be a whole number of at least 1 and below 2**63, not {value!r}.")
         if not _is_whole(self.seed):
             raise UsageError(f"seed must be a whole number, not {self.seed!r}.")
         if not needs_buffer(self.method):
@@ -109,17 +110,23 @@ class RunConfig:
     ) -> RunConfig:
         """The published hyper-parameters for a benchmark, method and buffer size, with any `changes` on top.
 
+        A benchmark of one's own, which `run` is given, may have a name that is not registered.
+
         >>> RunConfig.preset("rot-mnist", "linf", buffer_size=500).lr
         0.2
         """
         method = canonical(method)
+        if method not in method_names():
+            raise unknown_name("method", method, method_names())
+        if benchmark not in BENCHMARKS and get_close_matches(benchmark, BENCHMARKS, 1, SLIP):
+            raise unknown_name("benchmark", benchmark, list(BENCHMARKS))
         if not needs_buffer(method):
             buffer_size = None
         values = _preset(benchmark, method, buffer_size)
         return cls(benchmark=benchmark, method=method, buffer_size=buffer_size, seed=seed, **values).change(**changes)
 
     def change(self, **changes: Any) -> RunConfig:
-        """This config with some values replaced; an unknown name raises. Option names of regularizers as `options`."""
+        """This config with some values replaced; an unknown name raises an error."""
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
@@ -130,10 +137,11 @@ class RunConfig:
         """This config with `key=value` texts applied, as typed at a command line.
 
         `regularizer.temperature=0.1` sets a hyper-parameter of the regularizer. `settings` are the method's own, by
-        name, each with its default, whose type the text is converted to.
+        name, each with its default. Texts are converted to the type of the default.
         """
         changes: dict[str, Any] = {}
         options, own, known = dict(self.options), dict(self.settings), dict(settings or {})
+        defaults = {field.name: field.default for field in fields(self) if field.name not in ("options", "settings")}
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             if not equals:
@@ -146,20 +154,11 @@ class RunConfig:
                 value = _like(known[key], key, text)
                 if own.get(key, known[key]) != value:  # a value that is in force already changes no fingerprint
                     own[key] = value
+            elif key in defaults:
+                changes[key] = _like(defaults[key], key, text)
             else:
-                changes[key] = self._convert(key, text, list(known))
+                raise unknown_name("setting", key, [*defaults, *known, "regularizer.NAME"])
         return self.change(**changes, options=tuple(options.items()), settings=tuple(own.items()))
-
-    def _convert(self, key: str, text: str, others: list[str]) -> Any:
-        """A typed value for the field `key`."""
-        types = {field.name: str(field.type) for field in fields(self) if field.name not in ("options", "settings")}
-        if key not in types:
-            raise unknown_name("setting", key, [*types, *others, "regularizer.NAME"])
-        if text.lower() in ("none", "") and "None" in types[key]:
-            return None
-        if "int" in types[key]:
-            return _whole(key, text)
-        return _number(key, text) if "float" in types[key] else text
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values; `from_dict` reverses it.
@@ -168,10 +167,11 @@ class RunConfig:
         changes the fingerprint of an old config.
         """
         values = {**asdict(self), "options": dict(self.options), "settings": dict(self.settings)}
-        names = [field.name for field in fields(self)]
-        later = fields(self)[names.index("options") + 1 :]
-        unchanged = [field.name for field in later if getattr(self, field.name) == field.default]
-        return {name: value for name, value in values.items() if name not in unchanged}
+        later = fields(self)[list(values).index("options") + 1 :]
+        for field in later:
+            if getattr(self, field.name) == field.default:
+                del values[field.name]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunConfig:
@@ -221,7 +221,18 @@ def _number(key: str, text: str) -> float:
         raise UsageError(f"{key} must be a number, not '{text}'.") from None
 
 
-def _whole(key: str, text: str) -> int:
+def _like(default: object, key: str, text: str) -> Any:
+    """`text` as a value of the type of `default`; a default of None stands for a whole number or none."""
+    if isinstance(default, str):
+        return text
+    if default is None and text.lower() in ("none", ""):
+        return None
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{key} must be true or false, not '{text}'.")
+        return text.lower() == "true"
+    if isinstance(default, float):
+        return _number(key, text)
     try:
         return int(text)  # exact, however large
     except ValueError:
@@ -229,17 +240,6 @@ def _whole(key: str, text: str) -> int:
     if not number.is_integer():
         raise UsageError(f"{key} must be a whole number, not '{text}'.")
     return int(number)
-
-
-def _like(default: object, key: str, text: str) -> Setting:
-    """`text` as a value of the type of `default`."""
-    if isinstance(default, bool):
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"{key} must be true or false, not '{text}'.")
-        return text.lower() == "true"
-    if isinstance(default, int):
-        return _whole(key, text)
-    return text if isinstance(default, str) else _number(key, text)
 
 
 @cache

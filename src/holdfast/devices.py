@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.models import preferred_threads
+from holdfast.models import evaluating, preferred_threads
 
-__all__ = ["choose_device", "cpu_threads", "own_stream", "threads_for"]
+__all__ = ["choose_device", "choose_threads", "cpu_threads", "own_stream", "threads_for"]
+
+SMALL = 100_000_000
+"""Operations of a forward pass below which one thread is the fastest: sharing such products costs more than it saves.
+
+The MLP of R-MNIST with 384 samples, 69 million operations, is slower with two threads (docs/speed.md).
+"""
 
 
 def threads_for(config: RunConfig) -> int:
@@ -20,6 +28,23 @@ def threads_for(config: RunConfig) -> int:
     The rule is the same wherever a run is carried out, since the number of threads decides how sums are rounded.
     """
     return preferred_threads(config.model) or torch.get_num_threads()
+
+
+def choose_threads(model: nn.Module, x: Any) -> int:
+    """Let torch compute with one CPU thread, in the whole process, if `model` is small; returns the number of threads.
+
+    `x` is a minibatch as the model gets it. A model is small if its forward pass on `x` takes fewer than 100 million
+    operations; for a larger one, or one on a GPU, the number of threads stays as it is. The choice depends on the
+    model and the shape of `x` alone: the same program rounds the same way wherever it runs.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+        with FlopCounterMode(display=False) as counter, torch.random.fork_rng([]), torch.no_grad(), evaluating(model):
+            model(x)
+        if counter.get_total_flops() < SMALL:
+            torch.set_num_threads(1)
+    return torch.get_num_threads()
 
 
 def choose_device(name: str) -> torch.device:

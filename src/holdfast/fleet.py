@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ class Outcome(NamedTuple):
 
 
 class Member:
-    """One run on its own stream."""
+    """One run. On a GPU it has a stream of its own."""
 
     def __init__(
         self, config: RunConfig, benchmark: Benchmark, device: torch.device, checkpointer: Checkpointer | None = None
@@ -43,8 +42,7 @@ class Member:
 
     def step(self) -> Progress:
         """Advance by one step; StopIteration carries the result."""
-        turn: AbstractContextManager[object] = torch.cuda.stream(self.stream) if self.stream else nullcontext()
-        with turn:
+        with torch.cuda.stream(self.stream):  # without effect on a CPU, where the stream is None
             return next(self._steps)
 
 
@@ -94,9 +92,9 @@ def run_fleet(
 ) -> Iterator[Outcome]:
     """Carry out all runs, `size` at a time, and yield each as it ends. A run that fails does not affect the others.
 
-    Each gives the result it would give alone. A run is abandoned where `on_step` answers True. Without `size`, the
-    fleet grows while there is memory and the measured throughput of all runs together still rises. With checkpointers,
-    runs continue from their checkpoints. When a stop is requested from all of them, each writes its state, and then
+    Each gives the result it would give alone. A run is abandoned if `on_step` answers True. Without `size`, the fleet
+    grows while there is memory and the measured throughput of all runs together still rises. With checkpointers, runs
+    continue from their checkpoints. When a stop is requested from all of them, each writes its state, and then
     KeyboardInterrupt is raised.
     """
     target = choose_device(device)
@@ -123,7 +121,7 @@ def run_fleet(
                 if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
                     raise
                 active.remove(member)
-                stopped, exhausted = stop, True  # the others follow, and no further run is begun
+                stopped, exhausted = stop, True  # the other runs stop after their step, and no further run begins
                 continue
             if isinstance(news, Outcome):
                 active.remove(member)

@@ -1,4 +1,4 @@
-"""The names of methods. A run names a learner or a regularizer, so both share one name space."""
+"""The names that a run consists of: its benchmark and its method, a learner or a regularizer of one name space."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 from holdfast.registry import Registry
 
-__all__ = ["ALIASES", "LEARNERS", "REGULARIZERS", "canonical", "method_names", "needs_buffer"]
+__all__ = ["ALIASES", "BENCHMARKS", "LEARNERS", "REGULARIZERS", "canonical", "method_names", "needs_buffer"]
+
+BENCHMARKS: Registry[Any] = Registry("benchmark")
+"""Functions (config, data root) -> Benchmark by name."""
 
 LEARNERS: Registry[Any] = Registry("method")
 """Subclasses of `holdfast.Learner` by name."""

@@ -21,7 +21,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
 
 
 def _redefines(new: object, old: object) -> bool:
-    """Whether `new` replaces `old` in its module: both have one module and one name."""
+    """Whether `new` replaces `old` in its module: both have the same module and name."""
     names = [(getattr(each, "__module__", None), getattr(each, "__qualname__", "<unnamed>")) for each in (new, old)]
     return names[0] == names[1] and "<" not in names[0][1]
 
@@ -55,10 +55,7 @@ class Registry(Mapping[str, T]):
                 raise UsageError(f"{self.kind} '{name}' is registered already; choose another name.")
             if self._beside is not None and name in self._beside:
                 other = self._beside.kind
-                raise UsageError(
-                    f"there is a {other} '{name}' already, and a {self.kind} and a {other} cannot have the same name: "
-                    "choose another one."
-                )
+                raise UsageError(f"there is a {other} '{name}' already; choose another name for the {self.kind}.")
             self._entries[name] = entry
             self._descriptions[name] = description or (entry.__doc__ or "").strip().partition("\n")[0]
             return entry

@@ -27,12 +27,13 @@ __all__ = [
     "swapped_globally",
 ]
 
+_REMEDY = "continue on the kind of device where it was saved."
 _turn = RLock()
-"""Held by the thread that has put something in the place of PyTorch's global generators: the process has one set."""
+"""Held by the thread that has swapped or seeded PyTorch's global generators: a process has one set of them."""
 
 
 def _forget_turn() -> None:
-    """In a forked process, threads that held the lock are gone and will never let go of it."""
+    """In a forked process, a thread that held the lock is gone and will never release it."""
     global _turn
     _turn = RLock()
 
@@ -52,43 +53,37 @@ def generator(seed: int, name: str, device: torch.device | str = "cpu") -> torch
 
 
 def restore(generator: torch.Generator, state: Tensor) -> None:
-    """Put `generator` where the one was, on the same kind of device, that `state` was taken from."""
+    """Put `generator` into a state that was taken from one on the same kind of device."""
     try:
         generator.set_state(state)
     except (RuntimeError, TypeError) as error:
         raise UsageError(
-            f"the saved random state does not fit a generator on {generator.device}: "
-            "continue on the kind of device where it was saved."
+            f"the saved random state is not one of a generator on {generator.device}: {_REMEDY}"
         ) from error
 
 
 def global_state(device: torch.device) -> dict[str, Tensor]:
-    """Where PyTorch's global generators are, that of the CPU and that of `device`.
-
-    Layers that are random in training, such as dropout, take no generator and draw from these.
-    """
+    """The states of PyTorch's global generators, of the CPU and of `device`. Layers such as dropout draw from these."""
     return {kind: each.get_state() for kind, each in global_generators(device).items()}
 
 
 def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
-    """Raise if `states` are of global generators of another kind of device."""
+    """Raise an error if `states` are of global generators of another kind of device."""
     own = global_generators(device)
     if states.keys() != own.keys():
-        raise UsageError(
-            f"the saved random states are of {' and '.join(states)}, here they are of {' and '.join(own)}: "
-            "continue on the kind of device where they were saved."
-        )
+        saved, here = " and ".join(states), " and ".join(own)
+        raise UsageError(f"the saved random states are of {saved}, here they are of {here}: {_REMEDY}")
 
 
 def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put PyTorch's global generators where they were when `global_state` was asked."""
+    """Put PyTorch's global generators into the states that `global_state` gave."""
     check_globally(states, device)
     for kind, each in global_generators(device).items():
         restore(each, states[kind])
 
 
 def global_generators(device: torch.device) -> dict[str, torch.Generator]:
-    """By kind of device."""
+    """PyTorch's global generators, of the CPU and of `device`, by kind of device."""
     found = {"cpu": torch.default_generator}
     if device.type == "cuda":
         current = torch.cuda.current_device()  # asking sets CUDA up; before that, there are no generators
@@ -106,11 +101,11 @@ def own_generators(seed: int, name: str, device: torch.device) -> dict[str, torc
 def swapped_globally(own: dict[str, torch.Generator]) -> Iterator[None]:
     """Inside the block, draws from PyTorch's global generators are draws from `own`; the global ones do not move.
 
-    Inside, `own` hold the global generators' states in turn. Threads take turns in such blocks, and in those of
-    `seeded_globally`; so a block must not wait for another thread that wants one.
+    Inside, `own` have the states of the global generators. Threads take turns in such blocks and in those of
+    `seeded_globally`, so a block must not wait for another thread that wants one.
     """
     with _turn:
-        # Those of the devices that `own` are on, whichever GPU is the current one by now.
+        # The global generators of the devices that `own` are on: another GPU may be the current one by now.
         pairs = [(global_generators(each.device)[kind], each) for kind, each in own.items()]
         for pair in pairs:
             _exchange(*pair)
@@ -124,9 +119,8 @@ def swapped_globally(own: dict[str, torch.Generator]) -> Iterator[None]:
 def _exchange(a: torch.Generator, b: torch.Generator) -> None:
     """Give each of two generators the other's state.
 
-    On a GPU that is the state itself, not its value: a CUDA graph reads its seed and offset from memory that belongs to
-    the state it was captured with, written at every replay. Graphs of one state on several streams would overwrite
-    each other's.
+    On a GPU that is the state object, not a copy of its value: a CUDA graph reads its seed and offset from memory that
+    belongs to the state it was captured with. Graphs of one state on several streams would overwrite each other's.
     """
     if a.device.type == "cuda":
         held = a.graphsafe_get_state()
@@ -141,7 +135,7 @@ def _exchange(a: torch.Generator, b: torch.Generator) -> None:
 def renew(generator: torch.Generator, state: Tensor) -> None:
     """Put a generator on a GPU into `state`, in memory of its own.
 
-    A capture that was given up leaves the state it used marked as being captured: whoever draws from it next fails.
+    A failed capture leaves the state it used marked as being captured: the next draw from it would fail.
     """
     fresh = torch.Generator(generator.device).set_state(state)
     generator.graphsafe_set_state(fresh.graphsafe_get_state())
@@ -149,10 +143,9 @@ def renew(generator: torch.Generator, state: Tensor) -> None:
 
 @contextmanager
 def seeded_globally(seed: int, name: str) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the block only.
+    """Seed torch's global CPU generator inside the block, for the initialisation of layers, which takes no generator.
 
-    PyTorch's layer initialisation takes no generator, so network construction needs the global one; the
-    caller's global state is untouched afterwards. Threads take turns, as in `swapped_globally`.
+    Afterwards it has the state it had before. Threads take turns, as in `swapped_globally`.
     """
     with _turn, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reseed the GPUs' generators as well, which nobody restores.

@@ -46,7 +46,9 @@ def _train(
     engine, generators = _prepare(config, benchmark, device)
     learner = engine.learner
     stages: list[Callable[[], ImageSet]] = [task.train for task in benchmark.tasks]
-    batches, hooks = benchmark.batches, benchmark.boundaries and _has_hooks(learner)
+    # A learner that overrides no hook is not told of tasks: captured steps can be used from task to task.
+    overridden = (type(learner).begin_task, type(learner).end_task) != (Learner.begin_task, Learner.end_task)
+    batches, hooks = benchmark.batches, benchmark.boundaries and overridden
     if learner.all_at_once:
         stages, batches, hooks = [benchmark.joint], shuffled, False
     exams = [_exam(task, benchmark.classes, device) for task in benchmark.tasks]
@@ -82,13 +84,15 @@ def _train(
         yield progress
         progress.epoch = 0
 
+    ready = (engine.at_full_speed or clock.last) - clock.start  # seconds until steps ran at full speed
+    rates = {"steps": progress.step, "steps_per_second": progress.step / clock.seconds["training"]}
     return RunResult(
         config=config,
         matrix=matrices[0],
         task_matrix=matrices[1],
         untrained=torch.tensor(state.untrained, dtype=torch.float64),
         seconds=clock.total(),
-        timing=clock.seconds | _rates(engine, clock, progress.step),
+        timing=clock.seconds | rates | {"until_full_speed": ready},
         environment=environment(device),
         logits=_answers(logits, exams),
         weights={name: each.cpu().clone().contiguous() for name, each in learner.evaluated().state_dict().items()},
@@ -129,7 +133,8 @@ def _prepare(
     config: RunConfig, benchmark: Benchmark, device: torch.device
 ) -> tuple[Engine, dict[str, torch.Generator]]:
     """The engine around a learner, and the generators of all that is random."""
-    if getattr(LEARNERS.get(config.method), "needs_boundaries", False) and not benchmark.boundaries:
+    kind = LEARNERS.get(config.method)
+    if getattr(kind, "needs_boundaries", False) and not benchmark.boundaries:
         raise UsageError(
             f"{config.method} must be told where tasks begin and end, and {config.benchmark} has no such boundaries; "
             "choose a method that needs none, for instance er."
@@ -140,17 +145,10 @@ def _prepare(
     generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
     augment, buffer = generators["augment"], generators["buffer"]
     plain, schedule = make_optimizer(config, model, device)
-    twin = not getattr(LEARNERS.get(config.method), "uses_parameters", False)
+    twin = not getattr(kind, "uses_parameters", False)
     network, optimizer = accelerate(model, plain, config.precision, device, twin=twin)
-    parts = Parts(model, optimizer, benchmark.train_view(augment), buffer, network, schedule)
-    learner = make_learner(config, parts)
+    learner = make_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer, network, schedule))
     return make_engine(learner, device, (augment, buffer), config.batch_size), generators
-
-
-def _has_hooks(learner: Learner) -> bool:
-    """Whether the learner wants to know about tasks. If not, captured steps can be used from task to task."""
-    own = type(learner)
-    return own.begin_task is not Learner.begin_task or own.end_task is not Learner.end_task
 
 
 def build_model(config: RunConfig, benchmark: Benchmark) -> nn.Module:
@@ -172,15 +170,15 @@ def run(
 ) -> RunResult:
     """Carry out one run and return its result; `on_step` is called after every step.
 
-    With `checkpoint`, the run's state is written to that file `every` so many seconds, and a run that was stopped
-    continues from it: on a CPU, with the result it would have had without the stop, bit for bit. The file is left
-    there at the end; remove it once the result is safe. Ctrl-C then lets the step at hand finish and writes the state
-    before it ends the run; pressed a second time, it ends it at once.
+    With `checkpoint`, the run's state is written to that file `every` so many seconds. A run that was stopped continues
+    from it: on a CPU, with the result it would have had without the stop, bit for bit. The file is left there at the
+    end; remove it once the result is safe. Ctrl-C then waits for the end of the step and writes the state before it
+    ends the run; pressed a second time, it ends the run at once.
 
-    The seed also decides what the network draws from PyTorch's global generators, for dropout for instance; whoever
-    else uses them finds them where they were. One exception: a network that draws nothing in its first 50 steps, and
-    draws later, draws from the global generators as they are then. Runs in threads of one process each have the result
-    they have alone; their steps take turns, all of them if a network draws and the first 50 of each if not.
+    The seed also decides what the network draws from PyTorch's global generators, for dropout for instance; after the
+    run they are in the state they were in before. One exception: a network that draws nothing in its first 50 steps,
+    and draws later, draws from the global generators as they are then. Runs in threads of one process each have the
+    result they have alone; their steps take turns, all of them if a network draws and the first 50 of each if not.
 
     `benchmark` is made from `config` and the data root `data` if it is not given. `threads` are torch's CPU threads; by
     default as many as `threads_for` says.
@@ -215,12 +213,3 @@ def _answers(logits: list[Tensor], exams: list[Exam]) -> dict[str, Tensor]:
     # Tasks may share their labels; tensors in a file may not.
     labels = {f"labels.{number}": exam.images.labels.cpu().clone() for number, exam in enumerate(exams)}
     return named | labels
-
-
-def _rates(engine: Engine, clock: Clock, steps: int) -> dict[str, float]:
-    """Steps, steps per second of training, and seconds from the start until steps ran at full speed."""
-    return {
-        "steps": steps,
-        "steps_per_second": steps / clock.seconds["training"],
-        "until_full_speed": (engine.at_full_speed or clock.last) - clock.start,
-    }

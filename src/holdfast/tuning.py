@@ -47,6 +47,9 @@ HOPELESS = 3
 """Failures without a single success after which a study gives up."""
 DIVERGED = "no longer finite"
 """In the error of a run whose loss became infinite: values to avoid, not a failure of the study."""
+State = Literal["running", "complete", "pruned", "failed"]
+STATES: dict[str, State] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+"""Optuna's names of states, and ours; all others are "running"."""
 
 
 class Range(NamedTuple):
@@ -66,16 +69,12 @@ class Range(NamedTuple):
         low, high, own = (log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (own - low) / (high - low)
 
-    def has(self, value: float | None) -> bool:
-        """Whether the value is one of those to try."""
-        return value is not None and self.low <= value <= self.high
-
 
 class Trial(NamedTuple):
     """One run of a study."""
 
     number: int
-    state: Literal["running", "complete", "pruned", "failed"]
+    state: State
     values: dict[str, float]
     accuracy: float | None
     """Mean validation accuracy in percent over the tasks learned; None if none was learned."""
@@ -174,20 +173,13 @@ def _rounded(value: float) -> float:
 
 def with_values(config: RunConfig, values: dict[str, float]) -> RunConfig:
     """The config with numbers put in by name, as `--set` names them."""
-    own, options, settings = settings_for(config), dict(config.options), dict(config.settings)
-    numbers = [field.name for field in fields(config) if field.type == "float"]
-    changes: dict[str, Any] = {}
-    for name, value in values.items():
-        if name.startswith("regularizer."):
-            options[name.removeprefix("regularizer.")] = value
-        elif isinstance(own.get(name), float):
-            settings[name] = value
-        elif name in numbers and name != "validation":
-            changes[name] = value
-        else:
-            known = [*numbers, *(each for each, default in own.items() if isinstance(default, float))]
-            raise unknown_name("number to tune", name, [each for each in known if each != "validation"])
-    return config.change(**changes, options=tuple(options.items()), settings=tuple(settings.items()))
+    own = settings_for(config)
+    known = [field.name for field in fields(config) if field.type == "float" and field.name != "validation"]
+    known += [name for name, default in own.items() if isinstance(default, float)]
+    for name in values:
+        if name not in known and not name.startswith("regularizer."):
+            raise unknown_name("number to tune", name, known)
+    return config.parse([f"{name}={value!r}" for name, value in values.items()], own)
 
 
 def _values(config: RunConfig, space: Iterable[Range]) -> dict[str, float | None]:
@@ -245,19 +237,16 @@ class _Session:
         self.failures: list[str] = []
         self._succeeded = False
         self.name = _study_name(config, space)
-        self._study = self._open()
-
-    def _open(self) -> Any:
-        address = f"sqlite:///{(self._out / STUDIES).absolute()}"
+        address = f"sqlite:///{(out / STUDIES).absolute()}"
         patient = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
         storage = self.optuna.storages.RDBStorage(address, engine_kwargs=patient)
-        study = self.optuna.create_study(
+        self._study = self.optuna.create_study(
             storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
         )
-        own = _values(self._config, self._space)
-        if all(each.has(own[each.name]) for each in self._space) and not study.get_trials(deepcopy=False):
-            study.enqueue_trial(own)
-        return study
+        own = _values(config, space)
+        inside = all((x := own[each.name]) is not None and each.low <= x <= each.high for each in space)
+        if inside and not self._study.get_trials(deepcopy=False):
+            self._study.enqueue_trial(own)
 
     @property
     def hopeless(self) -> bool:
@@ -373,16 +362,11 @@ class _Session:
 
     def _read(self, frozen: Any) -> Trial:
         """A trial of Optuna's as plain values."""
-        states: dict[str, Literal["running", "complete", "pruned", "failed"]] = {
-            "COMPLETE": "complete",
-            "PRUNED": "pruned",
-            "FAIL": "failed",
-        }
         steps = frozen.intermediate_values
         accuracy = frozen.value if frozen.value is not None else steps[max(steps)] if steps else None
         values = {each.name: _rounded(frozen.params[each.name]) for each in self._space if each.name in frozen.params}
         tasks = max(steps) + 1 if steps else 0
-        return Trial(frozen.number, states.get(frozen.state.name, "running"), values, accuracy, tasks)
+        return Trial(frozen.number, STATES.get(frozen.state.name, "running"), values, accuracy, tasks)
 
     def summary(self, interrupted: bool) -> Study:
         """The study as it is now."""
@@ -433,9 +417,8 @@ def _usual_errors(out: Path) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
             raise
         reason = str(error).partition("\n")[0]
-        raise HoldfastError(
-            f"{out / STUDIES} cannot be used: {reason}. If it is damaged, move it away to start a new study."
-        ) from error
+        remedy = "If it is damaged, move it away to start a new study."
+        raise HoldfastError(f"{out / STUDIES} cannot be used: {reason}. {remedy}") from error
 
 
 def preset_text(study: Study, command: str) -> str:
@@ -445,7 +428,7 @@ def preset_text(study: Study, command: str) -> str:
         raise HoldfastError("no trial has finished yet, so there is nothing to write down.")
     made = study.best_result.environment if study.best_result else {}
     about = [
-        f"{command}",
+        command,
         f"{study.count('complete')} trials complete, {study.count('pruned')} stopped early, "
         f"{study.count('failed')} failed; trial {best.number} is the best.",
         f"Accuracy {best.accuracy:.2f} % on {100 * config.validation:g} % of the training samples, seed {config.seed}.",
@@ -457,13 +440,10 @@ def preset_text(study: Study, command: str) -> str:
         f"holdfast {made.get('holdfast')}, commit {made.get('commit')}, torch {made.get('torch')}, "
         f"{made.get('device')}, {time.strftime('%Y-%m-%d')}.",
     ]
-    options = {name: value for name, value in best.values.items() if name.startswith("regularizer.")}
-    about += [f"A preset cannot hold these; give them with --set: {_pairs(options)}."] if options else []
+    options = [name for name in best.values if name.startswith("regularizer.")]
+    pairs = " ".join(f"{name}={best.values[name]!r}" for name in options)
+    about += [f"A preset cannot hold these; give them with --set: {pairs}."] if options else []
     values = ", ".join(f"{name} = {value!r}" for name, value in best.values.items() if name not in options)
     size = f"{config.buffer_size} = {{ {values} }}" if config.buffer_size is not None else values.replace(", ", "\n")
     head = f"[benchmarks.{config.benchmark}.tuned.{config.method}]"
     return "".join(f"# {line}\n" for line in about) + f"{head}\n{size}\n"
-
-
-def _pairs(values: dict[str, float]) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in values.items())

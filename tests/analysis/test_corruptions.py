@@ -307,7 +307,7 @@ def test_frost_is_a_weighted_sum(severity: int, picture: float, ice: float) -> N
 
 
 def test_frost_texture_is_bright_and_uneven() -> None:
-    texture = module.frost_texture(64, 32, 32, torch.Generator().manual_seed(0))
+    texture = module.frost_texture(torch.zeros(64, 3, 32, 32), torch.Generator().manual_seed(0))
     assert texture.shape == (64, 1, 32, 32)
     assert 0.35 < float(texture.mean()) < 0.6
     assert float(texture.std(dim=(1, 2, 3)).min()) > 0.08

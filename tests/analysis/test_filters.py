@@ -115,7 +115,7 @@ def test_the_taps_that_motion_blur_leaves_out_do_not_matter() -> None:
     assert np.abs(result[0, 0].numpy() - expected).max() < 0.1 / 255
 
 
-def test_displace_equals_the_published_raster_scan() -> None:
+def test_take_equals_the_published_raster_scan() -> None:
     """NumPy rows are views: this "swap" reads back what it has just written. For shifts of -1 and 0 it is a gather."""
     image = rand(3, 10, 10)
     down, right = torch.randint(-1, 1, (2, 1, 10, 10), generator=torch.Generator().manual_seed(1))
@@ -125,7 +125,7 @@ def test_displace_equals_the_published_raster_scan() -> None:
         for x in range(9, -1, -1):
             row, column = y + down[0, y, x], x + right[0, y, x]
             expected[y, x], expected[row, column] = expected[row, column], expected[y, x]
-    result = filters.displace(image[None], down, right)[0]
+    result = filters.take(image[None], torch.arange(10)[:, None] + down, torch.arange(10) + right)[0]
     np.testing.assert_array_equal(result.permute(1, 2, 0).numpy(), expected)
 
 

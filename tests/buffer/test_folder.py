@@ -20,7 +20,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import checkpoint
-from holdfast.buffer import folder as folders
+from holdfast.buffer import rows as row_files
 from holdfast.nested import leaves
 from holdfast.rng import generator, seeded_globally
 
@@ -119,8 +119,8 @@ def test_where_a_minibatch_is_in_memory_makes_no_difference(folder, place, form,
 @pytest.mark.parametrize("window", [1, 24, 200, 10_000])
 def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch, window):
     """However small it is, everything is found."""
-    monkeypatch.setattr(folders, "WINDOW", window)
-    monkeypatch.setattr(folders, "AROUND", 0)
+    monkeypatch.setattr(row_files, "WINDOW", window)
+    monkeypatch.setattr(row_files, "AROUND", 0)
     one, other = make("device", 200), make(folder, 200)
     for start in range(0, 400, 50):
         for buffer in (one, other):
@@ -628,8 +628,8 @@ def test_what_was_found_in_order_is_not_read_again(folder, tmp_path, monkeypatch
     learner.observe(*labelled(0))
     learner.save(tmp_path / "checkpoint")
     learner.buffer.close()
-    summed, real = [], folders._checksums
-    monkeypatch.setattr(folders, "_checksums", lambda rows: summed.append(len(rows)) or real(rows))
+    summed, real = [], row_files.checksums
+    monkeypatch.setattr(row_files, "checksums", lambda values: summed.append(len(values)) or real(values))
     again = learner_in(folder)
     again.load(tmp_path / "checkpoint")
     assert sum(summed) == 3 * 8

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import io
 import tarfile
 
@@ -70,6 +71,17 @@ def test_an_archive_that_lacks_a_file_is_refused(small, tmp_path):
     lacking = write(small, tmp_path, files)
     with pytest.raises(DataError, match=r"does not contain fog\.npy"):
         lacking.fetch(tmp_path, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.tar"]
+
+
+@pytest.mark.parametrize("function", ["tempfile.mkdtemp", "shutil.copyfileobj"])
+def test_a_root_that_cannot_be_written_is_told_and_left_as_it_was(small, tmp_path, monkeypatch, function):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(function, full)
+    with pytest.raises(DataError, match=r"small\.tar could not be unpacked in .*: No space left on device"):
+        small.fetch(tmp_path, None)
     assert [path.name for path in tmp_path.iterdir()] == ["small.tar"]
 
 

@@ -145,6 +145,12 @@ def test_findings_come_from_the_analysis(pages):
     for each in found.summaries:
         assert re.search(rf"{each.label}\s+{len(each.seeds)}\s+{each.accuracy.mean:.1f}\s+{each.ece.mean:.1f}\s", shown)
     assert {each.robustness.source for each in found.summaries} == {"generated"}, "the page says so"
+    (more,) = read_findings(ROOT / "results" / "seq-cifar10" / "analysis" / "buffer-500" / "analysis.json")
+    assert len(more.claims) == 2
+    assert all(claim.holds for claim in more.claims), "the page says that they hold"
+    assert all(claim.detail in shown for claim in more.claims)
+    assert {each.seeds for each in more.summaries} == {(2,)}, "the page says so"
+    assert len(more.summaries) == 5
 
 
 def test_the_overhead_is_as_measured(pages):

@@ -107,12 +107,13 @@ def test_cifar_batches_of_other_content(values, place):
     value = outcome(load_cifar, place, cifar_pickle(values), NAMES)
     assert isinstance(value, Dataset | DataError)
     assert isinstance(outcome(load_cifar, place, BATCH, cifar_pickle(values)), Dataset | DataError)
+    assert isinstance(load_cifar(place, BATCH, NAMES), Dataset)
 
 
 def load_cifar(place, batch, names):
     source = cifar({"train": batch, "test": BATCH, "meta": names})
     return Dataset(
-        *(source._batch(unpickle(content, AT), AT, 2) for content in (batch, BATCH)),
+        *(source._batch(content, AT, 2) for content in (batch, BATCH)),
         2,
         source._class_names({"meta": names}, AT),
     )
@@ -223,7 +224,7 @@ def test_archives_of_corrupted_images(content, place):
     (place / "CIFAR-10-C.tar").write_bytes(content)
     source = Cifar10C(archive("CIFAR-10-C.tar"), images=7)
     with pytest.raises(DataError, match=r"CIFAR-10-C\.tar"):
-        source._unpack(place / "CIFAR-10-C.tar", place, None)
+        source._unpack(place, None)
     assert [path.name for path in place.iterdir()] == ["CIFAR-10-C.tar"]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -22,7 +23,7 @@ import holdfast as hf
 from holdfast import checkpoint
 from holdfast.learners import Sgd
 from holdfast.rng import generator, seeded_globally
-from test_ranks import failure
+from test_ranks import failure, told
 
 ROOT = Path(__file__).parents[2]
 CLASSES, FEATURES, BUFFER = 5, 6, 24
@@ -495,3 +496,24 @@ def test_without_ranks_nothing_is_new():
     assert taught.ranks is None
     assert type(taught.buffer) is hf.Reservoir
     assert taught.network is taught.model
+
+
+# --- a rank that does not come ---------------------------------------------------------------------------------------
+
+
+def _late_for_the_gradients():
+    taught = learner("linf", DistributedDataParallel(network()))
+
+    def step():
+        losses = taught.losses(*minibatch(0, 8))
+        if taught.ranks.rank == 1:
+            time.sleep(1.2)
+        taught.descend(losses)
+        taught.commit(losses)
+
+    return told(step)
+
+
+def test_a_rank_that_waits_for_gradients_says_so(crew):
+    said, nothing = crew.run(2, _late_for_the_gradients)
+    assert (len(said), nothing) == (1, [])

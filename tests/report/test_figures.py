@@ -17,7 +17,7 @@ from holdfast.report.draw.canvas import inline_svg, save_figure
 from holdfast.report.draw.runs import draw_dots, draw_lines, spread
 from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_style
 from holdfast.report.numbers import Numbers
-from holdfast.report.series import Line, Score
+from holdfast.report.series import Dot, Line
 
 from .conftest import make, run, square
 
@@ -125,18 +125,25 @@ def test_no_text_is_clipped_or_overlaps_with_all_methods(tasks, title):
         assert drawn(chart.draw(title=title)) == ([], []), chart.title
 
 
-def test_dots_with_published_numbers_and_missing_ones():
-    nan = float("nan")
-    scores = [Score("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Score("l2", "l2", nan, nan, 0, 85.0, nan)]
-    figure = draw_dots({"ours": [score.dot() for score in scores]}, title="t")
+def test_dots_say_their_numbers():
+    figure = draw_dots({"ours": [Dot.of_runs("er", "er", 80.0, 1.0, 3), Dot("l2", "l2", 85.0)]}, title="t")
     assert drawn(figure) == ([], [])
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == ["80.00 ± 1.00 (3)", "no result yet"]
+    assert texts == ["80.00 ± 1.00 (3)", ""]
+
+
+def test_differences_stand_around_the_published_value_and_far_ones_are_arrows():
+    dots = [Dot("er", "er", 1.0, -0.5, 2.5), Dot("dino", "dino", -27.0, -60.0, 5.0)]
+    (panel,) = draw_dots({"rot-mnist": dots}, bands={"rot-mnist": 2.0}).axes
+    low, high = panel.get_xlim()
+    assert -low == high == 12.0  # around the published value, at most six bands
+    assert [line.get_marker() for line in panel.get_lines() if abs(line.get_xdata()[0]) == 12.0] == ["<"]
+    assert len(panel.patches) == 1  # the band
 
 
 def test_dots_do_not_begin_at_zero_and_mark_it_where_it_matters():
     def panel(*means):
-        return draw_dots({"ours": [Score(str(m), "er", m, 0.1, 3).dot() for m in means]}).axes[0]
+        return draw_dots({"ours": [Dot.of_runs(str(m), "er", m, 0.1, 3) for m in means]}).axes[0]
 
     low, high = panel(80.0, 81.0).get_xlim()
     assert low > 79
@@ -173,7 +180,7 @@ def test_control_characters_in_names_are_drawn_as_codes(tmp_path):
     assert "er\\x1b[2J" in text
 
 
-def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored):
+def test_the_tasks_of_the_recency_figure_are_named(stored):
     config = RunConfig.preset("seq-cifar10", "er", buffer_size=500)
     results = []
     for method in ("er", "l2"):
@@ -183,10 +190,12 @@ def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored
             result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
         results.append(result)
     table = assess(EXPERIMENTS["recency"], stored(*results))
-    figure = table_charts(table)[0].draw()
+    (chart,) = table_charts(table)["seq-cifar10"]
+    figure = chart.draw()
     assert figure.axes[0].get_xlabel() == "task"
     assert figure.axes[0].get_ylabel() == "probability"
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == list("12345")
+    assert chart.numbers.rows[0][:3] == ("er", pytest.approx(0.0), 1)
 
 
 def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():

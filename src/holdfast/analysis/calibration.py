@@ -17,9 +17,8 @@ __all__ = ["Calibration", "calibration", "check_labels", "check_logits", "pool_c
 class Calibration:
     """How confidence and accuracy agree, overall and per bin of confidence.
 
-    `ece` and `mce` are in percent; `confidence` and `accuracy` are the means of a bin as shares in [0, 1], and 0 for a
-    bin with no sample (its `count` is 0). Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins); the last one
-    includes 1.
+    `ece` and `mce` are in percent; `confidence` and `accuracy` are the means of a bin as shares in [0, 1], 0 for a bin
+    without samples. Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins); the last one includes 1.
     """
 
     ece: float
@@ -94,9 +93,7 @@ def check_logits(logits: Tensor) -> None:
 def check_labels(labels: Tensor, logits: Tensor) -> None:
     """Raise a UsageError unless the labels are a column of the logits for each sample."""
     if labels.shape != logits.shape[:1]:
-        raise UsageError(
-            f"labels must be one per row of the logits: expected ({logits.shape[0]},), got {tuple(labels.shape)}."
-        )
+        raise UsageError(f"labels must have the shape ({len(logits)},), one per row, got {tuple(labels.shape)}.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise UsageError(f"labels must be class indices (integers), got {labels.dtype}.")
     low, high = int(labels.min()), int(labels.max())

@@ -10,10 +10,22 @@ from math import isnan
 from holdfast.config import RunConfig
 from holdfast.results import RunResult
 
-__all__ = ["APPROXIMATE", "METHODS", "STRICT", "Comparison", "Variant", "comparisons", "method_order", "variants"]
+__all__ = [
+    "APPROXIMATE",
+    "METHODS",
+    "REGULARIZERS",
+    "STRICT",
+    "Comparison",
+    "Variant",
+    "comparisons",
+    "method_order",
+    "variants",
+]
 
+REGULARIZERS = ("l1", "l2", "linf", "kl", "mse", "mi", "simclr", "byol", "dino", "barlow")
+"""In the order of the paper's tables."""
 STRICT = ("l1", "l2", "linf", "mse")
-APPROXIMATE = ("kl", "mi", "simclr", "byol", "dino", "barlow")
+APPROXIMATE = tuple(name for name in REGULARIZERS if name not in STRICT)
 """The paper's two families of regularizers: those that compare logits one by one, and the others."""
 METHODS = ("joint", "sgd", "er", *STRICT, *APPROXIMATE)
 """The paper's methods in the order in which they are shown."""
@@ -43,8 +55,9 @@ class Variant:
         return self.config.method
 
     def values(self, metric: str) -> list[float]:
-        """A metric of each seed where it is defined."""
-        return [value for result in self.results if not isnan(value := float(getattr(result, metric)))]
+        """A metric of each seed where it is defined; forward transfer only where tasks share their classes."""
+        found = [r for r in self.results if metric != "forward_transfer" or r.shares_classes]
+        return [value for result in found if not isnan(value := float(getattr(result, metric)))]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ The fifteen of the CIFAR-10-C benchmark in four categories (noise, blur, weather
 strengths are those published for 32 px images. For other sizes, every length in pixels (blur radii and sigmas, shifts,
 the zoom of snowflakes) is multiplied by min(height, width) / 32; noise, colours, relative zooms and qualities stay.
 
-Two differences from the published files hold for all: results are rounded to the nearest level rather than cut off, and
-the random draws are ours. Where a recipe itself differs (frost, spatter), its docstring says so.
+All of them differ from the published files in two ways: results are rounded to the nearest level, there they are cut
+off, and the random draws are ours. Where a recipe itself differs (frost, spatter), its docstring says so.
 
 A new corruption is one decorated function; see `corruption`.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -61,24 +61,34 @@ CHUNK_PIXELS = CHUNK_IMAGES * REFERENCE_SIDE**2
 class Corruption:
     """A named corruption. Call it with uint8 images (N, C, H, W), a severity in 1..5 and a generator on their device.
 
-    It returns new uint8 images of the same shape. What an image becomes depends on its own pixels and on its draws,
-    never on the pixels of its neighbours in the batch.
+    It returns new uint8 images of the same shape. An image depends on its own pixels and draws, not on other images.
     """
 
     name: str
     category: Category
-    distort: Callable[[Tensor, int, Generator], Tensor]
+    levels: Sequence[Any]
+    """Its strengths at severities 1 to 5."""
+    distort: Distortion[Any]
     needs_colour: bool = False
     """Whether it is undefined for grey images."""
 
     def __call__(self, images: Tensor, severity: int, generator: Generator) -> Tensor:
         """The images, corrupted."""
-        _check_images(images)
-        _check_severity(severity)
+        self.check(images, severity)
+        distorted = self.distort(images.float().div_(255), self.levels[severity - 1], generator)
+        return distorted.mul(255).round_().clamp_(0, 255).to(torch.uint8)
+
+    def check(self, images: Tensor, severity: int) -> None:
+        """Raise a UsageError unless these images can be corrupted at this severity."""
+        if images.dtype != torch.uint8:
+            raise UsageError(f"images must be uint8 with levels 0..255, got {images.dtype}: convert them first.")
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[-2:]) < 2:
+            expected = "(N, C, H, W) with 1 or 3 channels and at least 2 x 2 pixels"
+            raise UsageError(f"images must be {expected}, got {tuple(images.shape)}.")
         if self.needs_colour and images.shape[1] != 3:
             raise UsageError(f"corruption '{self.name}' needs colour images (3 channels), got {images.shape[1]}.")
-        distorted = self.distort(images.float().div_(255), severity, generator)
-        return distorted.mul(255).round_().clamp_(0, 255).to(torch.uint8)
+        if severity not in SEVERITIES:
+            raise UsageError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}.")
 
 
 CORRUPTIONS: Registry[Corruption] = Registry("corruption")
@@ -97,11 +107,8 @@ def corruption(
         raise UsageError(f"corruption '{name}' needs {len(SEVERITIES)} levels, one per severity, got {len(levels)}.")
 
     def register(function: Distortion[Level]) -> Distortion[Level]:
-        def distort(images: Tensor, severity: int, generator: Generator) -> Tensor:
-            return function(images, levels[severity - 1], generator)
-
         description = (function.__doc__ or "").strip().partition("\n")[0]
-        CORRUPTIONS.register(name, description)(Corruption(name, category, distort, needs_colour))
+        CORRUPTIONS.register(name, description)(Corruption(name, category, levels, function, needs_colour))
         return function
 
     return register
@@ -111,51 +118,27 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     """uint8 images (N, C, H, W) with the corruption `name` at `severity` 1..5, on their device, as new uint8 images.
 
     C is 1 or 3, H and W at least 2. Image i of the result depends on its own pixels, its position i, the name, the
-    severity, the seed and the kind of device, and on nothing else: neither on the other images nor on how many there
-    are. Works in chunks: memory beyond the result stays at some tens of MB.
+    severity, the seed and the kind of device. It does not depend on the other images or on their number. Works in
+    chunks: memory beyond the result stays at some tens of MB.
 
     >>> grey = torch.full((2, 3, 8, 8), 128, dtype=torch.uint8)
     >>> corrupt(grey, "brightness", severity=4)[0, :, 0, 0]
     tensor([179, 179, 179], dtype=torch.uint8)
     """
     apply = CORRUPTIONS[name]
-    _check_images(images)
-    _check_severity(severity)
+    apply.check(images, severity)
+    if seed < 0:
+        raise UsageError(f"seed must be 0 or more, got {seed}.")
     chunk = min(CHUNK_IMAGES, max(1, CHUNK_PIXELS // (images.shape[-2] * images.shape[-1])))
     corrupted = torch.empty_like(images)
     for index, start in enumerate(range(0, len(images), chunk)):
         part = images[start : start + chunk]
         # A short last chunk is filled up: its images then get the draws they would get in a longer batch.
         full = torch.cat((part, part.new_zeros(chunk - len(part), *part.shape[1:])))
-        generator = _chunk_generator(seed, name, severity, index, images.device)
+        entropy = np.random.SeedSequence([seed, crc32(name.encode()), severity, index]).generate_state(1, np.uint64)
+        generator = torch.Generator(images.device).manual_seed(int(entropy[0] >> np.uint64(1)))
         corrupted[start : start + chunk] = apply(full, severity, generator)[: len(part)]
     return corrupted
-
-
-def _chunk_generator(seed: int, name: str, severity: int, index: int, device: torch.device) -> Generator:
-    if seed < 0:
-        raise UsageError(f"seed must be 0 or more, got {seed}.")
-    entropy = np.random.SeedSequence([seed, crc32(name.encode()), severity, index])
-    return torch.Generator(device).manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-
-
-def _check_images(images: Tensor) -> None:
-    if images.dtype != torch.uint8:
-        raise UsageError(
-            f"images must be uint8 with levels 0..255, got {images.dtype}; convert them before corrupting."
-        )
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise UsageError(f"images must be (N, C, H, W) with 1 or 3 channels, got {tuple(images.shape)}.")
-    if min(images.shape[-2:]) < 2:
-        raise UsageError(
-            f"images must be at least 2 x 2 pixels, got {images.shape[-2]} x {images.shape[-1]}: "
-            "corruptions act on neighbouring pixels."
-        )
-
-
-def _check_severity(severity: int) -> None:
-    if severity not in SEVERITIES:
-        raise UsageError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}.")
 
 
 def _scale(x: Tensor) -> float:
@@ -190,8 +173,8 @@ def gaussian_noise(x: Tensor, sd: float, generator: Generator) -> Tensor:
 def shot_noise(x: Tensor, rate: int, generator: Generator) -> Tensor:
     """Poisson noise of counted light: a value v becomes Poisson(v * rate) / rate.
 
-    Counts come from one uniform draw each. torch.poisson takes a varying number of draws, so that what one image gets
-    would depend on those before it.
+    Counts come from one uniform draw each. torch.poisson takes a varying number of draws: an image would depend on the
+    images before it.
     """
     level = x.mul(255).round().long()
     draw = torch.rand(x.shape, generator=generator, device=x.device).double()
@@ -204,7 +187,7 @@ def shot_noise(x: Tensor, rate: int, generator: Generator) -> Tensor:
 def _poisson_table(rate: int) -> Tensor:
     """For each level v of 256, v + P(count <= k) for k = 0..rate, as one ascending float64 vector.
 
-    Counts above `rate` are brighter than white, so that the table need not tell them apart.
+    The table ends at `rate`: all higher counts are brighter than white.
     """
     level = torch.arange(256, dtype=torch.float64)[:, None]
     count = torch.arange(rate + 1, dtype=torch.float64)
@@ -234,18 +217,19 @@ def defocus_blur(x: Tensor, level: tuple[float, float], generator: Generator) ->
 def glass_blur(x: Tensor, level: tuple[float, int, int], generator: Generator) -> Tensor:
     """Frosted glass: pixels displaced at random between two slight blurs.
 
-    A displaced pixel takes its neighbour's value. The published recipe sets out to swap the two, but reads the value it
-    has just overwritten, which for shifts of one pixel comes to the same as this. As there, a margin stays in place.
+    A displaced pixel takes its neighbour's value. The published code means to swap the two, but reads a value that it
+    has just overwritten: for shifts of one pixel, the result is the same as here. A margin stays in place, as there.
     """
     sigma, reach, rounds = level[0] * _scale(x), max(1, round(level[1] * _scale(x))), level[2]
     n, _, height, width = x.shape
     x = filters.gaussian_blur(x, sigma)
     inside = torch.zeros(height, width, dtype=torch.bool, device=x.device)
     inside[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = True
+    rows, columns = torch.arange(height, device=x.device)[:, None], torch.arange(width, device=x.device)
     for _ in range(rounds):
         shifts = torch.randint(-reach, reach, (2, n, height, width), generator=generator, device=x.device)
         down, right = shifts * inside
-        x = filters.displace(x, down, right)
+        x = filters.take(x, rows + down, columns + right)
     return filters.gaussian_blur(x, sigma)
 
 
@@ -304,27 +288,28 @@ def frost(x: Tensor, level: tuple[float, float], generator: Generator) -> Tensor
 
     The published recipe cuts its textures from five photographs, which are not ours to ship; `frost_texture` draws one.
     """
-    n, _, height, width = x.shape
-    return level[0] * x + level[1] * frost_texture(n, height, width, generator) * _colour((0.86, 0.95, 1.0), x)
+    return level[0] * x + level[1] * frost_texture(x, generator) * _colour((0.86, 0.95, 1.0), x)
 
 
-def frost_texture(n: int, height: int, width: int, generator: Generator) -> Tensor:
-    """Procedural frost (n, 1, height, width) in [0, 1]: veins of ice and grain, thicker in some places."""
-    side = 2 ** ceil(log2(max(height, width)))
-    thickness, fine, coarse, grain = (filters.plasma(n, side, decay, generator) for decay in (1.8, 1.3, 1.5, 1.1))
+def frost_texture(x: Tensor, generator: Generator) -> Tensor:
+    """Procedural frost (N, 1, H, W) in [0, 1] for images of that size: veins of ice and grain, thicker in places."""
+    thickness, fine, coarse, grain = (_clouds(x, decay, generator) for decay in (1.8, 1.3, 1.5, 1.1))
     # The ridge where a cloud crosses its middle is a thin branching line, which is how ice spreads on glass.
     veins = torch.maximum(*((1 - (2 * cloud - 1).abs()) ** 4 for cloud in (fine, coarse)))
-    texture = (0.3 + 0.7 * thickness) * (0.2 + 0.65 * veins + 0.4 * grain)
-    return texture.clamp(0, 1)[:, None, :height, :width]
+    return ((0.3 + 0.7 * thickness) * (0.2 + 0.65 * veins + 0.4 * grain)).clamp(0, 1)
+
+
+def _clouds(x: Tensor, decay: float, generator: Generator) -> Tensor:
+    """Plasma noise (N, 1, H, W) in [0, 1] for images of that size."""
+    n, _, height, width = x.shape
+    return filters.plasma(n, 2 ** ceil(log2(max(height, width))), decay, generator)[:, None, :height, :width]
 
 
 @corruption("fog", "weather", ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)))
 def fog(x: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
     """Clouds of plasma-fractal noise added, then rescaled so that the brightest value stays as it is."""
     strength, decay = level
-    n, _, height, width = x.shape
-    side = 2 ** ceil(log2(max(height, width)))
-    clouds = filters.plasma(n, side, decay, generator)[:, None, :height, :width]
+    clouds = _clouds(x, decay, generator)
     brightest = x.amax((1, 2, 3), keepdim=True)
     return (x + strength * clouds) * brightest / (brightest + strength)
 
@@ -334,7 +319,7 @@ def brightness(x: Tensor, offset: float, generator: Generator) -> Tensor:
     """More light: the value of HSV raised, hue and saturation unchanged."""
     value = x.amax(1, keepdim=True)
     raised = (value + offset).clamp(max=1)
-    # With hue and saturation fixed, all channels are proportional to the value; black has neither and turns grey.
+    # With hue and saturation fixed, all channels are proportional to the value. Black has no hue and turns grey.
     return torch.where(value > 0, x * (raised / value), raised)
 
 
@@ -360,11 +345,8 @@ def elastic_transform(x: Tensor, level: tuple[float, float, float], generator: G
     """
     n, _, height, width = x.shape
     strength, sigma, jitter = (value * min(height, width) for value in level)
-    y, x_axis = torch.meshgrid(
-        torch.arange(height, device=x.device, dtype=x.dtype),
-        torch.arange(width, device=x.device, dtype=x.dtype),
-        indexing="ij",
-    )
+    axes = (torch.arange(size, device=x.device, dtype=x.dtype) for size in (height, width))
+    y, x_axis = torch.meshgrid(*axes, indexing="ij")
     pixels = torch.stack((x_axis, y, torch.ones_like(y)), dim=-1)
     source_x, source_y = (pixels @ _random_affine(n, height, width, jitter, generator)).unbind(-1)
     x = filters.warp(x, source_x, source_y, border="mirror")
@@ -479,8 +461,7 @@ def saturate(x: Tensor, level: tuple[float, float], generator: Generator) -> Ten
 
 BENCHMARK_CORRUPTIONS = tuple(name for name, entry in CORRUPTIONS.items() if entry.category != "extra")
 """The fifteen over which mean robust accuracy is taken."""
-
-EXTRA_CORRUPTIONS = tuple(name for name, entry in CORRUPTIONS.items() if entry.category == "extra")
+EXTRA_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in BENCHMARK_CORRUPTIONS)
 """The four of the published set that are reported apart."""
 
 
@@ -490,8 +471,7 @@ def contact_sheet(images: Tensor, seed: int = 0, gap: int = 2) -> Tensor:
     One row per corruption in the registry's order; in a row, the clean images (N, 3, H, W) side by side, then the same
     at severities 1 to 5. White lines of `gap` pixels separate the cells.
     """
-    _check_images(images)
-    if images.shape[1] != 3 or len(images) == 0:
+    if images.ndim != 4 or images.shape[1] != 3 or len(images) == 0:
         raise UsageError(f"a contact sheet needs at least one colour image (N, 3, H, W), got {tuple(images.shape)}.")
 
     def cell(shown: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Batched image operations the corruptions are made of: on floats (N, C, H, W), on the device of the input.
 
-Whatever is linear and separable (Gaussian blur, zoom, box resize) is a pair of small matrices, one for the rows and one
-for the columns: exact at the borders, one fast product for the whole batch, and checked by looking at its row sums.
+Gaussian blur, zoom and box resize act on rows and columns separately. Each is a pair of small matrices, one for each
+axis: exact at the borders, and one fast product for the whole batch.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
 __all__ = [
     "Border",
-    "border_index",
     "box_matrix",
     "convolve",
     "disk_kernel",
-    "displace",
     "gaussian_blur",
     "gaussian_matrix",
     "motion_blur",
@@ -35,6 +34,9 @@ __all__ = [
 Border = Literal["nearest", "reflect", "mirror"]
 """What lies outside an image a b c: a a|a b c|c c (nearest), b a|a b c|c b (reflect), c b|a b c|b a (mirror)."""
 
+_PADDING: dict[Border, Literal["edge", "symmetric", "reflect"]]
+_PADDING = {"nearest": "edge", "reflect": "symmetric", "mirror": "reflect"}  # NumPy's names
+
 
 def uniform(shape: tuple[int, ...], low: float, high: float, generator: Generator) -> Tensor:
     """Numbers drawn uniformly from [low, high), on the generator's device."""
@@ -46,14 +48,9 @@ def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return rows.to(images.device) @ images @ columns.to(images.device).mT
 
 
-def border_index(position: Tensor, size: int, border: Border) -> Tensor:
-    """The pixel in 0..size-1 that stands for integer `position`, however far outside the image it lies."""
-    if border == "nearest":
-        return position.clamp(0, size - 1)
-    # Both reflections repeat: with the edge pixel doubled every 2 * size, without every 2 * (size - 1) pixels.
-    period, turn = (2 * size, 2 * size - 1) if border == "reflect" else (2 * size - 2, 2 * size - 2)
-    position = position.remainder(period)
-    return torch.minimum(position, turn - position)
+def _padded_index(size: int, reach: int, border: Border) -> Tensor:
+    """The pixels 0..size-1 that stand for the positions -reach..size+reach-1."""
+    return torch.from_numpy(np.pad(np.arange(size), reach, mode=_PADDING[border]))
 
 
 @lru_cache(maxsize=128)
@@ -62,21 +59,16 @@ def gaussian_matrix(size: int, sigma: float, border: Border = "nearest", truncat
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
         return torch.eye(size)
-    offsets = torch.arange(-radius, radius + 1)
-    weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
-    positions = border_index(torch.arange(size)[:, None] + offsets, size, border)
+    weights = torch.exp(-0.5 * (torch.arange(-radius, radius + 1).double() / sigma) ** 2)
+    positions = _padded_index(size, radius, border).unfold(0, 2 * radius + 1, 1)
     matrix = torch.zeros(size, size, dtype=torch.float64)
     return matrix.scatter_add_(1, positions, (weights / weights.sum()).expand(size, -1)).float()
 
 
 def gaussian_blur(images: Tensor, sigma: float, border: Border = "nearest", truncate: float = 4.0) -> Tensor:
     """Images blurred with a Gaussian of `sigma` pixels."""
-    height, width = images.shape[-2:]
-    return separable(
-        images,
-        gaussian_matrix(height, sigma, border, truncate),
-        gaussian_matrix(width, sigma, border, truncate),
-    )
+    rows, columns = (gaussian_matrix(size, sigma, border, truncate) for size in images.shape[-2:])
+    return separable(images, rows, columns)
 
 
 @lru_cache(maxsize=512)
@@ -89,13 +81,9 @@ def zoom_matrix(size: int, zoom: float) -> Tensor:
     middle = ceil(size / zoom)
     stretched = round(middle * zoom)
     first, trim = (size - middle) // 2, (stretched - size) // 2
-    positions = (torch.arange(size, dtype=torch.float64) + trim) * (middle - 1) / max(stretched - 1, 1)
-    left = positions.floor().long().clamp(max=max(middle - 2, 0))
-    share = positions - left
-    matrix = torch.zeros(size, size, dtype=torch.float64)
-    matrix.scatter_add_(1, (first + left)[:, None], (1 - share)[:, None])
-    matrix.scatter_add_(1, (first + left + 1).clamp(max=size - 1)[:, None], share[:, None])
-    return matrix.float()
+    pixels = torch.eye(middle, dtype=torch.float64)[None]
+    weights = F.interpolate(pixels, stretched, mode="linear", align_corners=True)[0, :, trim : trim + size]
+    return F.pad(weights.T, (first, size - middle - first)).float()
 
 
 @lru_cache(maxsize=64)
@@ -128,17 +116,17 @@ def disk_kernel(radius: float, alias_sigma: float) -> Tensor:
 
 def convolve(images: Tensor, kernel: Tensor, border: Border = "mirror") -> Tensor:
     """Every channel correlated with one square kernel of odd side."""
-    n, channels, height, width = images.shape
     reach = kernel.shape[-1] // 2
-    rows = border_index(torch.arange(-reach, height + reach, device=images.device), height, border)
-    columns = border_index(torch.arange(-reach, width + reach, device=images.device), width, border)
+    rows, columns = (_padded_index(size, reach, border).to(images.device) for size in images.shape[-2:])
     padded = images.index_select(2, rows).index_select(3, columns).flatten(0, 1).unsqueeze(1)
-    return F.conv2d(padded, kernel.to(images)[None, None]).view(n, channels, height, width)
+    return F.conv2d(padded, kernel.to(images)[None, None]).view_as(images)
 
 
 def take(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Pixels (rows, columns), two integer tensors that broadcast to (N, H, W), of each image."""
-    index = (rows * images.shape[-1] + columns).flatten(1).unsqueeze(1).expand(-1, images.shape[1], -1)
+    """Pixels (rows, columns), two integer tensors that broadcast to (N, H, W), of each image; the edge repeats."""
+    height, width = images.shape[-2:]
+    index = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    index = index.flatten(1).unsqueeze(1).expand(-1, images.shape[1], -1)
     return images.flatten(2).gather(2, index).view_as(images)
 
 
@@ -146,10 +134,10 @@ def motion_blur(images: Tensor, radius: float, sigma: float, degrees: Tensor) ->
     """Images smeared to one side along a direction of their own, `degrees` (N,): 0 is horizontal.
 
     The weights fall like a Gaussian of `sigma` pixels from the pixel itself over at most 2 * radius pixels; positions
-    along the line are rounded to whole pixels; the border repeats.
+    along the line are rounded to whole pixels; the edge repeats.
     """
     height, width = images.shape[-2:]
-    # All taps past four sigmas together move a value by 1/50 of a grey level: not worth passes over the batch.
+    # The taps past four sigmas are left out: all of them together move a value by 1/50 of a grey level.
     taps = min(2 * ceil(radius), int(4 * sigma)) + 1
     weights = torch.exp(-0.5 * (torch.arange(taps, dtype=torch.float64) / sigma) ** 2)
     weights = weights / weights.sum()
@@ -157,32 +145,22 @@ def motion_blur(images: Tensor, radius: float, sigma: float, degrees: Tensor) ->
     steps = torch.arange(taps, device=images.device)
     down = torch.ceil(steps * direction.sin()[:, None] - 0.5).long()
     right = torch.ceil(steps * direction.cos()[:, None] - 0.5).long()
-    rows = (torch.arange(height, device=images.device) + down[:, :, None]).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) + right[:, :, None]).clamp(0, width - 1)
-
+    rows = torch.arange(height, device=images.device) + down[:, :, None]
+    columns = torch.arange(width, device=images.device) + right[:, :, None]
     blurred = images * weights[0]
     for tap in range(1, taps):
         blurred.add_(take(images, rows[:, tap, :, None], columns[:, tap, None, :]), alpha=float(weights[tap]))
     return blurred
 
 
-def displace(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Each pixel replaced by the one `down` rows and `right` columns away (integers (N, H, W)); the edge repeats."""
-    height, width = images.shape[-2:]
-    rows = torch.arange(height, device=images.device)[:, None] + down
-    columns = torch.arange(width, device=images.device) + right
-    return take(images, rows.clamp(0, height - 1), columns.clamp(0, width - 1))
-
-
 def warp(images: Tensor, x: Tensor, y: Tensor, border: Literal["reflect", "mirror"]) -> Tensor:
     """Images sampled at pixel positions x (columns) and y (rows), each (N, H, W), linearly interpolated."""
     height, width = images.shape[-2:]
     mirror = border == "mirror"  # grid_sample turns at the pixel centres with align_corners, at their edges without.
-    grid = (
-        torch.stack((2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1), dim=-1)
-        if mirror
-        else torch.stack(((2 * x + 1) / width - 1, (2 * y + 1) / height - 1), dim=-1)
-    )
+    if mirror:
+        grid = torch.stack((2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1), dim=-1)
+    else:
+        grid = torch.stack(((2 * x + 1) / width - 1, (2 * y + 1) / height - 1), dim=-1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=mirror)
 
 
@@ -196,19 +174,14 @@ def plasma(n: int, size: int, decay: float, generator: Generator) -> Tensor:
     step, amplitude = size, 1.0
     while step >= 2:
         half = step // 2
-        corners = cloud[:, ::step, ::step]
-        shape = tuple(corners.shape)
-
-        def jitter(shape: tuple[int, ...] = shape, amplitude: float = amplitude) -> Tensor:
-            return uniform(shape, -amplitude, amplitude, generator)
-
+        corners, centres = cloud[:, ::step, ::step], cloud[:, half::step, half::step]
+        jitter = [uniform(tuple(corners.shape), -amplitude, amplitude, generator) for _ in range(3)]
         pairs = corners + corners.roll(-1, 1)
-        cloud[:, half::step, half::step] = (pairs + pairs.roll(-1, 2)) / 4 + jitter()
-        centres = cloud[:, half::step, half::step]
+        centres.copy_((pairs + pairs.roll(-1, 2)) / 4 + jitter[0])
         sides = corners + corners.roll(-1, 2) + centres + centres.roll(1, 1)
-        cloud[:, ::step, half::step] = sides / 4 + jitter()
+        cloud[:, ::step, half::step] = sides / 4 + jitter[1]
         sides = corners + corners.roll(-1, 1) + centres + centres.roll(1, 2)
-        cloud[:, half::step, ::step] = sides / 4 + jitter()
+        cloud[:, half::step, ::step] = sides / 4 + jitter[2]
         step, amplitude = half, amplitude / decay**2
     low, high = cloud.amin((1, 2), keepdim=True), cloud.amax((1, 2), keepdim=True)
     return (cloud - low) / (high - low)

@@ -38,11 +38,19 @@ def recency(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> Recency:
     >>> recency(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), [[0, 1], [2, 3]]).task_probabilities
     [0.5, 0.5]
     """
-    _check(logits, task_classes)
+    check_logits(logits)
+    if len(task_classes) == 0 or any(len(classes) == 0 for classes in task_classes):
+        raise UsageError("task_classes must name at least one task, and at least one class for every task.")
+    classes, last = [label for task in task_classes for label in task], logits.shape[1] - 1
+    if min(classes) < 0 or max(classes) > last:
+        found = f"{min(classes)}..{max(classes)}"
+        raise UsageError(f"task_classes must lie in 0..{last} (columns of the logits), got {found}.")
+    if len(set(classes)) != len(classes):
+        raise UsageError("a class appears twice in task_classes: every task needs classes of its own (Class-IL).")
     per_class = torch.softmax(logits.double(), dim=1).mean(dim=0)
     predicted = torch.bincount(logits.argmax(dim=1), minlength=logits.shape[1]).double() / logits.shape[0]
-    probabilities = [float(per_class[list(classes)].sum()) for classes in task_classes]
-    shares = [float(predicted[list(classes)].sum()) for classes in task_classes]
+    probabilities = [float(per_class[list(task)].sum()) for task in task_classes]
+    shares = [float(predicted[list(task)].sum()) for task in task_classes]
     return Recency(probabilities, probabilities[-1] - probabilities[0], shares)
 
 
@@ -53,19 +61,3 @@ def mean_recency(parts: Sequence[Recency]) -> Recency:
         fmean(part.gap for part in parts),
         [fmean(column) for column in zip(*(part.prediction_shares for part in parts), strict=True)],
     )
-
-
-def _check(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> None:
-    check_logits(logits)
-    if len(task_classes) == 0 or any(len(classes) == 0 for classes in task_classes):
-        raise UsageError("task_classes must name at least one task, and at least one class for every task.")
-    classes = [label for task in task_classes for label in task]
-    if min(classes) < 0 or max(classes) >= logits.shape[1]:
-        raise UsageError(
-            f"task_classes must lie in 0..{logits.shape[1] - 1} (columns of the logits), "
-            f"got {min(classes)}..{max(classes)}."
-        )
-    if len(set(classes)) != len(classes):
-        raise UsageError(
-            "a class appears twice in task_classes; recency needs tasks with classes of their own (Class-IL)."
-        )

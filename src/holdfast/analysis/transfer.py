@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,9 +70,13 @@ def transfer(
     """
     if not 0 < level < 1 or resamples < 1:
         raise UsageError(f"level must lie between 0 and 1 and resamples be positive, got {level} and {resamples}.")
-    tables = _tables(matrices)
-    seeds, tasks = tables.shape[:2]
-    untrained = torch.full((seeds, tasks), nan) if baselines is None else _baseline_rows(baselines, seeds, tasks)
+    if not matrices or not matrices[0]:
+        raise UsageError("transfer needs at least one accuracy matrix with at least one task, got none.")
+    seeds, tasks = len(matrices), len(matrices[0])
+    expected = f"every seed needs a {tasks} x {tasks} accuracy matrix like the first"
+    tables = _percentages(matrices, (seeds, tasks, tasks), expected)
+    expected = f"baselines must be one row of {tasks} accuracies per seed ({seeds})"
+    untrained = _percentages(baselines or [[nan] * tasks] * seeds, (seeds, tasks), expected)
     bootstrap = Bootstrap(seeds, level, resamples, seed)
 
     return Transfer(
@@ -104,27 +109,14 @@ class Bootstrap:
         return Estimate(fmean(values), float(low), float(high))
 
 
-def _tables(matrices: Sequence[Sequence[_Accuracies]]) -> Tensor:
-    """The matrices as one float64 tensor (seeds, T, T), NaN where there is no number."""
-    if not matrices or not matrices[0]:
-        raise UsageError("transfer needs at least one accuracy matrix with at least one task, got none.")
-    tasks = len(matrices[0])
-    for matrix in matrices:
-        if len(matrix) != tasks or any(len(row) != tasks for row in matrix):
-            shape = f"{len(matrix)} rows of {sorted({len(row) for row in matrix})} cells"
-            raise UsageError(f"every seed needs a {tasks} x {tasks} accuracy matrix like the first, got {shape}.")
-    return torch.stack([torch.stack([_numbers(row) for row in matrix]) for matrix in matrices])
-
-
-def _baseline_rows(baselines: Sequence[_Accuracies], seeds: int, tasks: int) -> Tensor:
-    """The baselines as one float64 tensor (seeds, T)."""
-    if len(baselines) != seeds or any(len(row) != tasks for row in baselines):
-        raise UsageError(f"baselines must be one row of {tasks} accuracies per seed ({seeds}).")
-    return torch.stack([_numbers(row) for row in baselines])
-
-
-def _numbers(row: _Accuracies) -> Tensor:
-    numbers = torch.tensor([nan if value is None else float(value) for value in row], dtype=torch.float64)
+def _percentages(values: Sequence[Any], shape: tuple[int, ...], expected: str) -> Tensor:
+    """The values as one float64 tensor of this shape, NaN where there is None; `expected` is for the error."""
+    try:
+        numbers = torch.from_numpy(np.array(values, dtype=np.float64))
+    except ValueError:  # rows of different lengths
+        raise UsageError(f"{expected}, got rows of different lengths.") from None
+    if numbers.shape != shape:
+        raise UsageError(f"{expected}, got the shape {tuple(numbers.shape)}.")
     outside = numbers[(numbers < 0) | (numbers > 100)]
     if len(outside):
         raise UsageError(f"accuracies must be percentages in 0..100, got {float(outside[0]):g}.")

@@ -16,7 +16,7 @@ from holdfast.augment import Normalize, View
 from holdfast.config import RunConfig
 from holdfast.data import Dataset, ImageSet
 from holdfast.errors import UsageError
-from holdfast.registry import Registry
+from holdfast.methods import BENCHMARKS
 from holdfast.rng import generator
 
 __all__ = ["BENCHMARKS", "Benchmark", "Task", "make_benchmark", "needs", "required_data", "shared_dataset", "shuffled"]
@@ -70,7 +70,6 @@ class Benchmark:
 
 
 BenchmarkFunction = Callable[[RunConfig, Path], Benchmark]
-BENCHMARKS: Registry[BenchmarkFunction] = Registry("benchmark")
 
 
 def needs(*datasets: str) -> Callable[[BenchmarkFunction], BenchmarkFunction]:
@@ -110,7 +109,7 @@ def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) ->
     """The benchmark of a run, its data on `device`, with `train_limit` and `validation` applied and labels checked."""
     token = _device.set(device)
     try:
-        benchmark = BENCHMARKS[config.benchmark](config, root)
+        benchmark: Benchmark = BENCHMARKS[config.benchmark](config, root)
     finally:
         _device.reset(token)
     tasks = benchmark.tasks

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["rotate", "rotate_each"]
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
+Array = NDArray[Any]
 _FIXED = 1 << 16  # Pillow computes source coordinates in fixed point with 16 binary places.
 
 
@@ -42,9 +42,7 @@ def _gather(flat: Tensor, source: Array, inside: Array) -> Tensor:
 
 def _gather_cpu(flat: Tensor, source: Array, inside: Array) -> Tensor:
     """The same on a CPU, where NumPy's take() is four times as fast."""
-    columns = np.take(flat.numpy(), source, axis=1)
-    columns *= inside
-    return torch.from_numpy(columns)
+    return torch.from_numpy(np.take(flat.numpy(), source, axis=1)).mul_(torch.from_numpy(inside))
 
 
 def _sources(side: int, angles: Array) -> tuple[Array, Array]:

@@ -81,7 +81,7 @@ def check_fit(found: Layout, stored: Layout, which: str = "these samples") -> No
     ]
     raise UsageError(
         f"{which} do not fit the buffer: {'; '.join(differences)}. "
-        "Give samples of the same shapes and types, or use another buffer."
+        "Give samples of the same shapes and types, or use another buffer; padding= allows for different lengths."
     )
 
 
@@ -110,7 +110,7 @@ FOLDER_FIELDS = {"folder": str, "rows": (torch.int64, 1), "stamps": (torch.int64
 """The same for the fields that only buffers in a folder have."""
 
 RAGGED_FIELDS: dict[str, Any] = {"padding": dict, "lengths": (torch.int64, 1)}
-"""The same for the fields that only buffers with samples of different length have."""
+"""The same for the fields that only buffers of samples of different length have."""
 
 OPTIONAL = {"sums": FOLDER_FIELDS["sums"], "stored": int, "policy": str}
 """Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
@@ -120,9 +120,9 @@ def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    kinds = FIELDS | (FOLDER_FIELDS if "folder" in state else {}) | (RAGGED_FIELDS if "padding" in state else {})
-    for key, expected in (kinds | OPTIONAL).items():
-        if key not in state and key not in OPTIONAL:
+    needed = FIELDS | {key: kind for key, kind in _own_fields(state).items() if key not in OPTIONAL}
+    for key, expected in (needed | OPTIONAL).items():
+        if key not in state and key in needed:
             raise _wrong(f"{key!r} is missing")
         if key in state and not _is(state[key], expected):
             raise _wrong(f"{key!r} is not of the expected type")
@@ -132,15 +132,31 @@ def check_schema(state: Any) -> None:
         nested = False
     if not nested:
         raise _wrong("'names' and 'form' do not say how its columns make up a sample")
-    full, in_folder = min(state["offered"], state["capacity"]), "folder" in state
-    stored = state.get("stored", full)
-    lengths = {len(each) for each in ((state["rows"], state["stamps"]) if in_folder else state["columns"])}
-    if "padding" in state:
-        lengths = _sample_counts(state)
-    summed = not (in_folder and "sums" in state) or state["sums"].shape == (len(state["columns"]), stored)
-    counted = (full > 0) <= stored <= full and int(state["seen"]) == state["offered"]
-    if not counted or lengths - {stored} or not summed:
+    if not _counts_agree(state):
         raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
+
+
+def _own_fields(state: dict[str, Any]) -> dict[str, Any]:
+    """The fields that only a state of this kind has: in a folder or not, of samples of different length or not."""
+    ragged = "padding" in state
+    in_folder = {key: kind for key, kind in FOLDER_FIELDS.items() if not (ragged and key == "rows")}
+    return (in_folder if "folder" in state else {}) | (RAGGED_FIELDS if ragged else {})
+
+
+def _counts_agree(state: dict[str, Any]) -> bool:
+    """Whether all fields tell of as many samples."""
+    full, varying = min(state["offered"], state["capacity"]), state.get("padding", {})
+    stored, columns = state.get("stored", full), columns_of(state)
+    found = {len(state[key]) for key in ("rows", "stamps", "lengths") if key in _own_fields(state)}
+    if "folder" in state:
+        # One checksum for each sample if they differ in length, else one for each tensor of a sample.
+        sums = min(1, len(columns)) if "padding" in state else len(columns)
+        agree = state["sums"].shape == (sums, stored) if "sums" in state else "padding" not in state
+    else:
+        found |= {len(column) for name, column in columns.items() if name not in varying}
+        agree = all(len(columns[name]) == int(state["lengths"].sum()) for name in varying if name in columns)
+    agree &= not varying or bool((state["lengths"] > 0).all())
+    return agree and (full > 0) <= stored <= full and int(state["seen"]) == state["offered"] and found <= {stored}
 
 
 def columns_of(state: dict[str, Any]) -> dict[str, Tensor]:
@@ -159,31 +175,17 @@ def layout_of_state(state: dict[str, Any]) -> Layout:
 
 def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
     """The state with these of its samples alone, in this order."""
-    chosen: dict[str, Any] = {
-        key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in state
-    }
+    rows = [key for key in ("rows", "stamps", "sums", "lengths") if key in _own_fields(state)]
+    chosen: dict[str, Any] = {key: state[key][..., kept] for key in rows}
     if "folder" not in state:
-        varying, kept_slots = state.get("padding", {}), kept.tolist()
         chosen["columns"] = []
         for name, column in columns_of(state).items():
-            if name in varying:
+            if name in state.get("padding", {}):
                 pieces = torch.split(column, state["lengths"].tolist())
-                chosen["columns"].append(torch.cat([column[:0], *(pieces[slot] for slot in kept_slots)]))
+                chosen["columns"].append(torch.cat([column[:0], *(pieces[slot] for slot in kept.tolist())]))
             else:
                 chosen["columns"].append(column[kept.to(column.device)])
     return state | chosen
-
-
-def _sample_counts(state: dict[str, Any]) -> set[int]:
-    """How many samples the parts of a state with samples of different length tell of."""
-    lengths = state["lengths"]
-    sound = bool((lengths >= 1).all()) and state["padding"].keys() <= set(state["names"])
-    counts = {len(lengths) if sound else -1}
-    for name, column in columns_of(state).items():
-        counts.add(
-            len(column) if name not in state["padding"] else len(lengths) if len(column) == lengths.sum() else -1
-        )
-    return counts
 
 
 def _is(value: Any, expected: Any) -> bool:

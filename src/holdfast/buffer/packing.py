@@ -12,7 +12,7 @@ from holdfast.buffer.layout import Column, Layout, is_answer, layout_of
 from holdfast.errors import UsageError
 from holdfast.nested import fills_of, pad_to
 
-__all__ = ["Packing", "check_lengths", "lengths_of", "pack", "ragged_state", "unpack"]
+__all__ = ["Packing", "check_lengths", "pack", "ragged_state", "unpack"]
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
@@ -44,7 +44,7 @@ def check_lengths(parts: Mapping[str, Tensor], padding: Mapping[str, float]) -> 
     if all(map(is_answer, fills)):
         raise UsageError("padding must name a tensor of x or y, which tells where a sample ends.")
     for name in fills:
-        if parts[name].dim() < 2 or not parts[name][0:1].numel():
+        if parts[name].dim() < 2 or 0 in parts[name].shape[1:]:
             shape = tuple(parts[name].shape)
             raise UsageError(f"{name} has padding, so its shape must be (samples, positions, ...), not {shape}.")
     lengths = {name: parts[name].shape[1] for name in fills}
@@ -52,14 +52,6 @@ def check_lengths(parts: Mapping[str, Tensor], padding: Mapping[str, float]) -> 
         found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise UsageError(f"tensors with padding need the same number of positions in a minibatch, but {found}.")
     return fills
-
-
-def lengths_of(parts: Mapping[str, Tensor], fills: Mapping[str, float]) -> Tensor:
-    """How many positions each of B samples has up to the last one that is no padding, (B,) int64; at least 1."""
-    marks = [parts[name] != fill for name, fill in fills.items() if not is_answer(name)]
-    marks = [mark.flatten(2).any(dim=2) if mark.dim() > 2 else mark for mark in marks]
-    filled = torch.stack(marks).any(dim=0)
-    return torch.where(filled, torch.arange(1, filled.shape[1] + 1, device=filled.device), 1).amax(dim=1)
 
 
 class Packing:
@@ -83,6 +75,18 @@ class Packing:
         """The bytes of a sample of so many positions."""
         return self._head + length * self._step
 
+    def length(self, size: int) -> int:
+        """The positions of a sample of so many bytes."""
+        return (size - self._head) // self._step
+
+    def lengths(self, parts: Sequence[Tensor]) -> Tensor:
+        """How many positions each of B samples has up to the last one that is no padding, (B,) int64; at least 1."""
+        named = zip(self.names, parts, strict=True)
+        marks = [part != self.fills[name] for name, part in named if name in self.fills and not is_answer(name)]
+        marks = [mark.flatten(2).any(dim=2) if mark.dim() > 2 else mark for mark in marks]
+        filled = torch.stack(marks).any(dim=0)
+        return torch.where(filled, torch.arange(1, filled.shape[1] + 1, device=filled.device), 1).amax(dim=1)
+
     def longest(self, parts: Sequence[Tensor]) -> int:
         """The number of positions of padded tensors, 0 if none varies in length."""
         return max(
@@ -100,10 +104,9 @@ class Packing:
         """Padded tensors as columns, and the lengths of the samples. Waits for the device."""
         if not self.fills:
             return list(parts), [0] * len(parts[0])
-        named = dict(zip(self.names, parts, strict=True))
-        lengths = lengths_of(named, self.fills)
+        lengths = self.lengths(parts)
         kept = self._positions(lengths, self.longest(parts))
-        columns = [part[kept] if name in self.fills else part for name, part in named.items()]
+        columns = [part[kept] if name in self.fills else part for name, part in zip(self.names, parts, strict=True)]
         return columns, lengths.tolist()
 
     def pad(self, columns: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
@@ -134,8 +137,7 @@ class Packing:
         positions = torch.cat([none, *(sample[self._head :] for sample in samples)]).view(-1, self._step)
         named = dict(zip(self._fixed, unpack(heads, self._fixed.values()), strict=True))
         named |= dict(zip(self._varying, unpack(positions, self._varying.values()), strict=True))
-        lengths = [(len(sample) - self._head) // self._step for sample in samples]
-        return [named[name] for name in self.names], lengths
+        return [named[name] for name in self.names], [self.length(len(sample)) for sample in samples]
 
     def _positions(self, lengths: Tensor, longest: int) -> Tensor:
         """Which positions belong to the samples, (B, longest) bool."""

@@ -25,7 +25,7 @@ from holdfast.buffer.layout import (
 )
 from holdfast.buffer.memory import Memory
 from holdfast.buffer.packing import check_lengths
-from holdfast.buffer.ragged import RaggedMemory
+from holdfast.buffer.ragged import RaggedFolder, RaggedMemory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, fills_of, outline, rebuild
 from holdfast.pure import pure
@@ -178,6 +178,9 @@ class Reservoir:
     def __len__(self) -> int:
         return self.stored
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stored} of {self.capacity} samples stored, {self._offered} offered)"
+
     def recount(self, offered: int) -> None:
         """Set the host's count where the device's moved without it: a replayed CUDA graph, or a failed capture."""
         self._offered = offered
@@ -189,12 +192,6 @@ class Reservoir:
         if self._offered:
             check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
             self._storage.reserve(list(parts.values()))
-
-    def check_whole(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
-        """Raise if samples like these, with these logits or with none, do not fit the buffer."""
-        parts, _ = parts_of(x, y, logits)
-        if self._offered:
-            check_fit(self._layout(parts), self._storage.layout)
 
     def reserve(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
@@ -414,7 +411,7 @@ def open_storage(
     """The storage that a user named: "device", "host", or a folder, for samples that are drawn on `device`."""
     if isinstance(storage, Path):
         if padding is not None:
-            raise UsageError("samples of different length are stored in memory: give storage='device' or 'host'.")
+            return RaggedFolder(storage, capacity, device, padding)
         return Folder(storage, capacity, device)
     if storage not in ("device", "host"):
         raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")

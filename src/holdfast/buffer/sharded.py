@@ -34,11 +34,11 @@ def _digest(state: Tensor) -> str:
 class ShardedReservoir(Reservoir):
     """A `Reservoir` whose slots are spread over the ranks of a job: slot j is row j // size on rank j % size.
 
-    Every rank calls the same methods at the same time; `check`, `check_whole` and `reserve` alone are a rank's own
-    affair. The samples that the ranks offer at once count as one minibatch, rank 0's first; `capacity` counts the
-    samples of all ranks together. The generators of all ranks are in step, so each rank knows where every sample of
-    the minibatch goes without being told; only samples that are stored travel, each to one rank. The contents are, bit
-    for bit, those of an ordinary reservoir that was offered the whole minibatches.
+    Every rank calls the same methods at the same time; `check` and `reserve` alone are a rank's own affair. The samples
+    that the ranks offer at once count as one minibatch, rank 0's first; `capacity` counts the samples of all ranks
+    together. The generators of all ranks are in step, so each rank knows where every sample of the minibatch goes
+    without being told; only samples that are stored travel, each to one rank. The contents are, bit for bit, those of
+    an ordinary reservoir that was offered the whole minibatches.
 
     The generator is on the CPU, whatever `device` the samples are on: the host plans, and so knows how many rows to
     send without waiting for a GPU.

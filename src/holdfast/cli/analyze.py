@@ -15,7 +15,7 @@ from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SE
 from holdfast.analysis.findings import Findings, compare
 from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
 from holdfast.analysis.store import ANALYSIS, write_findings
-from holdfast.cli.app import DataRoot, Device, Json, ListCommand, Plugins, app, import_plugins
+from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.data import data_root
 from holdfast.devices import choose_device
 from holdfast.display import data_progress, output, show_progress, table, tell
@@ -29,7 +29,7 @@ __all__: list[str] = []
 MOST_COLUMNS = 10  # tasks in a table; the numbers of the figures have them all
 
 
-@app.command("analyze", cls=ListCommand)
+@app.command("analyze")
 def analyze_command(
     runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN")],
     out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.", metavar="DIR")] = Path(

@@ -26,22 +26,26 @@ from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
 from holdfast.methods import canonical
 from holdfast.registry import unknown_name
+from holdfast.report.text import duration
 from holdfast.sweep.runner import checkpoint_path
 from holdfast.training import Progress, run
+from holdfast.workload import expected_seconds
 
 __all__ = ["make_config"]
 
 OnStep = Callable[[Progress], None]
 
 MOST_THREADS = 1024  # PyTorch crashes where the system has no room for so many
+LONG = 300
+"""Seconds; a run that may take longer is announced."""
 
 
 @app.command("run")
 def run_command(
     benchmark: Annotated[str, typer.Argument(help="A benchmark; see 'holdfast list benchmarks'.")],
     method: Annotated[str, typer.Argument(help="A method; see 'holdfast list methods'.")],
-    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds.", show_default="200")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
+    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
     set_: Annotated[
@@ -54,11 +58,13 @@ def run_command(
     ] = None,
     data: DataRoot = None,
     out: Out = Path("runs"),
-    force: Annotated[bool, typer.Option(help="Run even if the result is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run even if the result is there already.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Save the state now and then, and continue from it.")
     ] = False,
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between checkpoints.", min=0, metavar="SECONDS")
+    ] = 60.0,
     log: Annotated[
         list[str] | None,
         typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; may be repeated.", metavar="WHERE"),
@@ -68,9 +74,6 @@ def run_command(
 ) -> None:
     """Train one method on one benchmark and save the result."""
     import_plugins(plugin)
-    BENCHMARKS[benchmark]
-    if canonical(method) not in method_names():
-        raise unknown_name("method", method, method_names())
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
     config = make_config(benchmark, method, given, set_ or [])
     target = choose_device(device)
@@ -81,6 +84,9 @@ def run_command(
     else:
         if state.exists():
             tell(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
+        if (expected := expected_seconds(config, target.type) or 0) > LONG:
+            where = "one core of a server" if target.type == "cpu" else "a large GPU"
+            tell(f"this run takes about {duration(expected)} on {where}" + ("" if resume else "; see --resume"))
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
@@ -95,9 +101,10 @@ def run_command(
                     every=checkpoint_every,
                 )
         except KeyboardInterrupt as stop:
-            tell(str(stop) or "stopped. Nothing of this run is saved; a run with --resume can be continued.")
+            again = f"holdfast {shlex.join(sys.argv[1:])}"
+            tell(str(stop) or f"stopped. Nothing of this run is saved. One that can be continued: {again} --resume")
             if resume and state.exists():
-                tell(f"To continue: holdfast {shlex.join(sys.argv[1:])}")
+                tell(f"To continue: {again}")
             raise typer.Exit(130) from None
         safe = _save(found, out)
     if safe:
@@ -112,6 +119,9 @@ def run_command(
 
 def make_config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
     """The preset, changed by the options that are not None and by --set; a setting that both name is refused."""
+    BENCHMARKS[benchmark]  # an unknown name raises an error
+    if canonical(method) not in method_names():
+        raise unknown_name("method", method, method_names())
     given = {name: value for name, value in given.items() if value is not None}
     for setting in settings:
         if (key := setting.partition("=")[0].strip()) in given:

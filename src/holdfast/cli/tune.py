@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
 from rich.table import Table
 
-from holdfast.benchmarks import BENCHMARKS
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.run import make_config
 from holdfast.display import output, progress_bars, table, tell
 from holdfast.errors import UsageError
-from holdfast.learners import method_names
-from holdfast.registry import unknown_name
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
-from holdfast.tuning import Study, Trial, import_optuna, preset_text, search_space, tune
+from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
 
 __all__: list[str] = []
 
@@ -47,8 +46,8 @@ def tune_command(
         list[str] | None, typer.Option(help="Leave this one as it is; may be repeated.", metavar="NAME")
     ] = None,
     validation: Annotated[float, typer.Option(help="Share of each task's training samples to test on.")] = 0.1,
-    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds.", show_default="200")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
+    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
     set_: Annotated[
@@ -68,55 +67,44 @@ def tune_command(
     """
     import_optuna()
     import_plugins(plugin)
-    BENCHMARKS[benchmark]
-    if method not in method_names():
-        raise unknown_name("method", method, method_names())
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs}
     config = make_config(benchmark, method, given, set_ or [])
     if not 0 < validation < 1:
         raise UsageError(f"--validation must be a share between 0 and 1, for instance 0.1, not {validation}.")
     config = config.change(validation=validation)
     space = search_space(config, over or [], fix or [])
-    with _Screen(trials) as screen:
-        study = tune(
-            config, space, out, trials=trials, jobs=jobs, device=device, data=data, plugins=plugin or [],
-            watch=screen.watch,
-        )  # fmt: skip
+    place: dict[str, Any] = {"jobs": jobs, "device": device, "data": data, "plugins": plugin or []}
+    with _screen(trials) as watch:
+        study = tune(config, space, out, trials=trials, watch=watch, **place)
     _conclude(study, out, trials, as_json)
 
 
-class _Screen:
+@contextmanager
+def _screen(trials: int) -> Iterator[Watch]:
     """A bar for the study and one for each run on standard error; a line for each trial that ended."""
+    lines: dict[int, TaskID] = {}
+    accuracies = [-1.0]
+    with progress_bars(transient=True) as bars:
+        whole = bars.add_task("trials", total=trials)
 
-    def __init__(self, trials: int) -> None:
-        self._bars = progress_bars(transient=True)
-        self._all = self._bars.add_task("trials", total=trials)
-        self._lines: dict[int, TaskID] = {}
-        self._best: float | None = None
+        def watch(trial: Trial, fraction: float) -> None:
+            if trial.state == "running":
+                if trial.number not in lines:
+                    lines[trial.number] = bars.add_task(f"trial {trial.number}", total=1.0)
+                    bars.update(whole, completed=trial.number + 1 - len(lines))
+                bars.update(lines[trial.number], completed=fraction)
+                return
+            if trial.number in lines:
+                bars.remove_task(lines.pop(trial.number))
+            bars.update(whole, advance=1)
+            remark = ""
+            if trial.state == "complete" and trial.accuracy is not None:
+                remark = ", the best of this call so far" if trial.accuracy > max(accuracies) else ""
+                accuracies.append(trial.accuracy)
+            values = " ".join(f"{name}={value:g}" for name, value in trial.values.items())
+            tell(f"trial {trial.number}: {_outcome(trial)}{remark}; {values}")
 
-    def __enter__(self) -> _Screen:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def watch(self, trial: Trial, fraction: float) -> None:
-        """Show where a trial is."""
-        if trial.state == "running":
-            if trial.number not in self._lines:
-                self._lines[trial.number] = self._bars.add_task(f"trial {trial.number}", total=1.0)
-                self._bars.update(self._all, completed=trial.number + 1 - len(self._lines))
-            self._bars.update(self._lines[trial.number], completed=fraction)
-            return
-        if trial.number in self._lines:
-            self._bars.remove_task(self._lines.pop(trial.number))
-        self._bars.update(self._all, advance=1)
-        best = trial.state == "complete" and (self._best is None or (trial.accuracy or 0.0) > self._best)
-        self._best = trial.accuracy if best else self._best
-        tell(
-            f"trial {trial.number}: {_outcome(trial)}{', the best of this call so far' if best else ''}; {_text(trial)}"
-        )
+        yield watch
 
 
 def _outcome(trial: Trial) -> str:
@@ -124,10 +112,6 @@ def _outcome(trial: Trial) -> str:
         return "diverged" if trial.state == "pruned" else trial.state
     stopped = "" if trial.state == "complete" else f", {trial.state} after {trial.tasks} tasks"
     return f"{trial.accuracy:.2f} %{stopped}"
-
-
-def _text(trial: Trial) -> str:
-    return " ".join(f"{name}={value:g}" for name, value in trial.values.items())
 
 
 def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
@@ -145,12 +129,9 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
         print(json.dumps({"study": study.name, **counts, "best": best, "importance": study.importance}))
     else:
         output.print(_summary(study))
+    further = {"failed": counts["failed"], "under way": counts["running"], "left": wanted - sum(counts.values())}
     parts = [f"{counts['complete']} trials complete", f"{counts['pruned']} stopped early"]
-    parts += [
-        f"{counts[state]} {what}" for state, what in (("failed", "failed"), ("running", "under way")) if counts[state]
-    ]
-    left = wanted - sum(counts.values())
-    parts += [f"{left} left"] if left > 0 else []
+    parts += [f"{count} {what}" for what, count in further.items() if count > 0]
     tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
     if study.interrupted:
         raise typer.Exit(STOPPED)

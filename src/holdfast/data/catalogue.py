@@ -95,11 +95,9 @@ def reporting(progress: Reporter) -> Iterator[None]:
         _reporter.reset(token)
 
 
-def load(
-    name: str, root: Path | str | None = None, *, download: bool = True, progress: Reporter | None = None
-) -> Dataset:
+def load(name: str, root: Path | str | None = None, *, download: bool = True) -> Dataset:
     """The data set `name` as CPU tensors. If it is missing, it is fetched first, unless `download` is False."""
-    source, folder, progress = DATASETS[name], data_root(root), progress or _reporter.get()
+    source, folder, progress = DATASETS[name], data_root(root), _reporter.get()
     if refusal := getattr(source, "refusal", None):
         raise DataError(refusal)
     if download and source.status(folder, verify=False).state == "missing":
@@ -112,6 +110,6 @@ def status(name: str, root: Path | str | None = None, verify: bool = False) -> S
     return DATASETS[name].status(data_root(root), verify)
 
 
-def fetch(name: str, root: Path | str | None = None, progress: Reporter | None = None) -> Path:
+def fetch(name: str, root: Path | str | None = None) -> Path:
     """Download and verify the data set `name`, unless it is there already; returns its file or folder."""
-    return DATASETS[name].fetch(data_root(root), progress or _reporter.get())
+    return DATASETS[name].fetch(data_root(root), _reporter.get())

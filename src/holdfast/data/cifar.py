@@ -5,25 +5,20 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import tarfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Reporter, Status
 from holdfast.data.download import ArchivedSource, files_status
-from holdfast.data.files import Archive, checked, read_checked
+from holdfast.data.files import Archive, checked, read_all_checked
 from holdfast.errors import DataError
 
 __all__ = ["Cifar", "unpickle"]
-
-LARGEST = 1 << 30
-"""Limit on the unpacked size of an archive in bytes; the published ones have up to 190 million."""
 
 
 class _Code:
@@ -109,30 +104,15 @@ class Cifar(ArchivedSource):
         return files_status(folder, self.checksums, self._read_folder if verify else None)
 
     def _read_folder(self, folder: Path) -> dict[str, bytes]:
-        remedy = "Unpack the archive again."
-        return {name: read_checked(folder / name, checksum, remedy) for name, checksum in self.checksums.items()}
+        return read_all_checked(folder, self.checksums, "Unpack the archive again.")
 
     def _read_archive(self, root: Path) -> dict[str, bytes]:
-        path = root / self.archive.name
-        if not path.is_file():
-            raise self.archive.missing(root)
-        wanted = {f"{self.folder}/{name}": name for name in self.checksums}
         files: dict[str, bytes] = {}
-        try:
-            # Members are read, never extracted: no path inside the archive is ever written to.
-            with tarfile.open(path, "r:gz") as tar:
-                for member in tar:
-                    if member.offset_data + member.size > LARGEST:
-                        raise tarfile.ReadError(f"{member.name} claims to be of {member.size} bytes")
-                    stream = tar.extractfile(member) if member.name in wanted and member.isreg() else None
-                    if stream is not None:
-                        name = wanted[member.name]
-                        files[name] = checked(stream.read(), self.checksums[name], path / member.name)
-        except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
-            raise self.archive.damaged(root, error) from None
-        gone = sorted(self.checksums.keys() - files.keys())
-        if gone:
-            raise self.archive.damaged(root, f"it does not contain {', '.join(gone)}")
+
+        def read(name: str, stream: IO[bytes]) -> None:
+            files[name] = checked(stream.read(), self.checksums[name], root / self.archive.name / name)
+
+        self._each_member(root, self.checksums, read)
         return files
 
     def _class_names(self, files: Mapping[str, bytes], folder: Path) -> tuple[str, ...]:

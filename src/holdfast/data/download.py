@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import tarfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, ClassVar
 
 from holdfast.data.catalogue import Reporter, Status
 from holdfast.data.files import Archive, matches
@@ -19,6 +23,8 @@ class ArchivedSource:
 
     archive: Archive
     folder: str
+    largest: ClassVar[int] = 1 << 30
+    """Limit on the unpacked size of a tar archive in bytes."""
 
     def status(self, root: Path, verify: bool) -> Status:
         """Where the folder is or, if there is none, the archive."""
@@ -37,6 +43,29 @@ class ArchivedSource:
 
     def _folder_status(self, folder: Path, verify: bool) -> Status:
         raise NotImplementedError
+
+    def _each_member(self, root: Path, names: Iterable[str], take: Callable[[str, IO[bytes]], None]) -> None:
+        """Call `take` with the name and the content of these files in the folder of the tar archive.
+
+        Members are read, never extracted: no path inside the archive is ever written to.
+        """
+        path, missing = root / self.archive.name, set(names)
+        if not path.is_file():
+            raise self.archive.missing(root)
+        try:
+            with tarfile.open(path, "r:gz" if path.suffix == ".gz" else "r:") as tar:
+                for member in tar:
+                    if member.offset_data + member.size > self.largest:
+                        raise tarfile.ReadError(f"{member.name} claims to be of {member.size} bytes")
+                    name = member.name.removeprefix(f"{self.folder}/")
+                    stream = tar.extractfile(member) if name in missing and member.isreg() else None
+                    if stream is not None:
+                        take(name, stream)
+                        missing.remove(name)
+        except (tarfile.TarError, EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+            raise self.archive.damaged(root, error) from None
+        if missing:
+            raise self.archive.damaged(root, f"it does not contain {', '.join(sorted(missing))}")
 
 
 def files_status(folder: Path, names: Iterable[str], check: Callable[[Path], object] | None) -> Status:
@@ -76,9 +105,8 @@ def download(archive: Archive, root: Path, progress: Reporter | None = None, *, 
         import pooch
         from requests.exceptions import ChunkedEncodingError, ConnectionError, RequestException, Timeout
     except ImportError:
-        raise DataError(
-            f"Fetching {archive.name} needs pooch: pip install 'holdfast[download]'. Or: {archive.by_hand(root)}"
-        ) from None
+        remedy = f"pip install 'holdfast[download]'. Or: {archive.by_hand(root)}"
+        raise DataError(f"Fetching {archive.name} needs pooch: {remedy}") from None
     pooch.get_logger().setLevel("WARNING")  # or it announces each download on standard error
     bar = _Bar(f"download {archive.name}", progress) if progress else False
     shelf = pooch.create(
@@ -112,16 +140,11 @@ class _Bar:
 
     def __init__(self, what: str, progress: Reporter) -> None:
         self._what, self._progress = what, progress
-        self._total = self._done = 0
 
-    @property
-    def total(self) -> int:
-        return self._total
+    def _begin(self, total: int) -> None:
+        self._total, self._done = total, 0
 
-    @total.setter
-    def total(self, size: int) -> None:
-        self._total = size
-        self.reset()  # pooch sets the total again for each attempt
+    total = property(fset=_begin)  # pooch sets it at the beginning of each attempt
 
     def update(self, size: int) -> None:
         self._done = min(self._done + size, self._total)  # pooch counts the last chunk as a full one

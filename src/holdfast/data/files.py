@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import DataError, UsageError
 
-__all__ = ["Archive", "checked", "data_root", "map_array", "matches", "read_checked"]
+__all__ = ["Archive", "checked", "data_root", "map_array", "matches", "read_all_checked"]
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,21 @@ def matches(stream: io.BufferedReader | io.BytesIO, checksum: str) -> bool:
 def checked(content: bytes, checksum: str, path: Path) -> bytes:
     """`content`, if it has the checksum; otherwise an error that names `path`."""
     if not matches(io.BytesIO(content), checksum):
-        raise DataError(
-            f"{path} is damaged or altered: its checksum is not {checksum}. Delete it and put the published file there."
-        )
+        remedy = "Delete it and put the published file there."
+        raise DataError(f"{path} is damaged or altered: its checksum is not {checksum}. {remedy}")
     return content
 
 
-def read_checked(path: Path, checksum: str, remedy: str) -> bytes:
-    """The content of a file that must have the checksum; `remedy` says what to do if it cannot be read."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). {remedy}") from None
-    return checked(content, checksum, path)
+def read_all_checked(folder: Path, checksums: Mapping[str, str], remedy: str) -> dict[str, bytes]:
+    """The contents of files that must have these checksums; `remedy` says what to do if one cannot be read."""
+    contents = {}
+    for name, checksum in checksums.items():
+        try:
+            content = (folder / name).read_bytes()
+        except OSError as error:
+            raise DataError(f"{folder / name} cannot be read ({error.strerror}). {remedy}") from None
+        contents[name] = checked(content, checksum, folder / name)
+    return contents
 
 
 def map_array(path: Path) -> NDArray[Any]:

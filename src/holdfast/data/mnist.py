@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.data.catalogue import DATASETS, Dataset, ImageSet, Reporter, Status
 from holdfast.data.download import files_status
-from holdfast.data.files import read_checked
+from holdfast.data.files import read_all_checked
 from holdfast.errors import DataError
 
 __all__ = ["Mnist", "parse_idx"]
@@ -51,11 +51,13 @@ class Mnist:
 
     def load(self, root: Path, progress: Reporter | None) -> Dataset:
         """MNIST, 1 x 28 x 28; `root` is not used."""
-        return Dataset(self._split("train"), self._split("t10k"), 10, tuple("0123456789"))
+        files = self._read(self.folder)
+        train, test = (self._split(files, prefix) for prefix in ("train", "t10k"))
+        return Dataset(train, test, 10, tuple("0123456789"))
 
     def status(self, root: Path, verify: bool) -> Status:
         """Bundled, unless files were removed or, with `verify`, changed."""
-        found = files_status(self.folder, self.checksums, self._check if verify else None)
+        found = files_status(self.folder, self.checksums, self._read if verify else None)
         return found if found.state == "damaged" else found._replace(state="bundled", detail="Ships with Holdfast.")
 
     def fetch(self, root: Path, progress: Reporter | None) -> Path:
@@ -65,27 +67,24 @@ class Mnist:
             raise DataError(f"{found.detail} MNIST is a part of Holdfast; installing Holdfast again restores it.")
         return self.folder
 
-    def _split(self, prefix: str) -> ImageSet:
-        images = self._idx(f"{prefix}-images-idx3-ubyte.gz", 3)
-        labels = self._idx(f"{prefix}-labels-idx1-ubyte.gz", 1)
+    def _read(self, folder: Path) -> dict[str, bytes]:
+        return read_all_checked(folder, self.checksums, "Install Holdfast again.")
+
+    def _split(self, files: Mapping[str, bytes], prefix: str) -> ImageSet:
+        images, labels = (
+            parse_idx(_unzipped(files[name], self.folder / name), rank, self.folder / name)
+            for name, rank in ((f"{prefix}-images-idx3-ubyte.gz", 3), (f"{prefix}-labels-idx1-ubyte.gz", 1))
+        )
         if len(images) != len(labels) or bool((labels > 9).any()):
             raise DataError(f"MNIST '{prefix}' in {self.folder}: images and labels do not belong together.")
         return ImageSet(images.unsqueeze(1), labels.long())
 
-    def _idx(self, name: str, rank: int) -> Tensor:
-        path = self.folder / name
-        try:
-            content = gzip.decompress(self._read(name))
-        except (EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{path} is not a whole gzip file ({error}). Install Holdfast again.") from None
-        return parse_idx(content, rank, path)
 
-    def _read(self, name: str) -> bytes:
-        return read_checked(self.folder / name, self.checksums[name], "Install Holdfast again.")
-
-    def _check(self, folder: Path) -> None:
-        for name in self.checksums:
-            self._read(name)
+def _unzipped(content: bytes, path: Path) -> bytes:
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}). Install Holdfast again.") from None
 
 
 DATASETS.register("mnist", "60,000 + 10,000 grey 28 x 28 digits, 10 classes; ships with Holdfast")(

@@ -53,26 +53,16 @@ class Tree(NamedTuple):
         return self.open(name)
 
 
-def _folder_tree(path: Path) -> Tree:
-    files = (Path(parent, name) for parent, _, names in os.walk(path) for name in names)
-    sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files if file.is_file()}
-    return Tree(path, sizes, lambda name: (path / name).read_bytes())
-
-
-def _zip_tree(path: Path, opened: zipfile.ZipFile) -> Tree:
-    prefix = f"{FOLDER}/"
-    entries = [entry for entry in opened.infolist() if entry.filename.startswith(prefix) and not entry.is_dir()]
-    sizes = {entry.filename.removeprefix(prefix): entry.file_size for entry in entries}
-    return Tree(path, sizes, lambda name: opened.read(prefix + name))
-
-
 class Contents(NamedTuple):
-    """The classes, the images of both splits with their labels, and a key that differs for all other contents."""
+    """What the folder holds; the zip and its unpacked folder hold the same."""
 
     wnids: tuple[str, ...]
+    """The names of the classes."""
     train: dict[str, int]
+    """Image file -> label, as in `test`."""
     test: dict[str, int]
     key: str
+    """A hash of every image's name, label and size."""
 
 
 @dataclass(frozen=True)
@@ -95,26 +85,31 @@ class TinyImageNet(ArchivedSource):
     def _folder_status(self, folder: Path, verify: bool) -> Status:
         if not verify:
             return Status("present", folder, "The folder is there; its images were not counted.", 0)
-        tree = _folder_tree(folder)
-        size = sum(tree.sizes.values())
-        try:
-            self._survey(tree)
-        except DataError as error:
-            return Status("damaged", folder, str(error), size)
-        return Status("present", folder, "Every image is there; no checksums of single images are published.", size)
+        detail = "Every image is there; no checksums of single images are published."
+        with self._open(folder.parent) as tree:
+            found = Status("present", folder, detail, sum(tree.sizes.values()))
+            try:
+                self._survey(tree)
+            except DataError as error:
+                found = found._replace(state="damaged", detail=str(error))
+        return found
 
     @contextmanager
     def _open(self, root: Path) -> Iterator[Tree]:
-        folder, archive = root / self.folder, root / self.archive.name
+        folder, archive, prefix = root / self.folder, root / self.archive.name, f"{FOLDER}/"
         if folder.is_dir():
-            yield _folder_tree(folder)
+            files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+            sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files if file.is_file()}
+            yield Tree(folder, sizes, lambda name: (folder / name).read_bytes())
         elif archive.is_file():
             try:
                 opened = zipfile.ZipFile(archive)
             except Exception:  # a broken zip may raise anything
                 raise self.archive.damaged(root, "it is not a whole zip file") from None
             with opened:
-                yield _zip_tree(archive, opened)
+                entries = (each for each in opened.infolist() if each.filename.startswith(prefix) and not each.is_dir())
+                sizes = {entry.filename.removeprefix(prefix): entry.file_size for entry in entries}
+                yield Tree(archive, sizes, lambda name: opened.read(prefix + name))
         else:
             raise self.archive.missing(root)
 
@@ -123,26 +118,18 @@ class TinyImageNet(ArchivedSource):
         wnids = tuple(_text(tree, "wnids.txt").split())
         if not len(wnids) == len(set(wnids)) == self.classes:
             raise DataError(f"{tree.path / 'wnids.txt'} does not name {self.classes} different classes.")
-        images = _images_by_folder(tree.sizes)
+        images: dict[str, list[str]] = {}  # by folder
+        for name in sorted(tree.sizes):
+            if name.endswith(".JPEG"):
+                images.setdefault(name.rpartition("/")[0], []).append(name)
         train: dict[str, int] = {}
         for label, wnid in enumerate(wnids):
-            found = images.get(f"train/{wnid}/images", [])
-            if len(found) != self.train_per_class:
-                where = tree.path / "train" / wnid / "images"
-                raise DataError(f"{where} holds {len(found)} images; {self.train_per_class} expected. Unpack it again.")
-            train |= dict.fromkeys(found, label)
-        test = _annotations(tree, {wnid: label for label, wnid in enumerate(wnids)})
-        self._match_annotations(tree, test, images.get("val/images", []))
-        return Contents(wnids, train, test, _key({**train, **test}, tree.sizes))
-
-    def _match_annotations(self, tree: Tree, annotated: dict[str, int], found: list[str]) -> None:
-        annotations = tree.path / "val" / "val_annotations.txt"
-        for name in set(found) - annotated.keys():
-            raise DataError(f"{annotations} does not list {name}, which is there. Unpack it again.")
-        for name in annotated.keys() - set(found):
-            raise DataError(f"{tree.path / name} is not there, but {annotations} lists it. Unpack it again.")
-        if len(found) != self.test_images:
-            raise DataError(f"{tree.path / 'val'} holds {len(found)} images; {self.test_images} expected.")
+            folder = f"train/{wnid}/images"
+            train |= dict.fromkeys(_counted(tree, folder, images.get(folder, []), self.train_per_class), label)
+        test = _annotations(tree, wnids, images.get("val/images", []))
+        _counted(tree, "val/images", list(test), self.test_images)
+        lines = "\n".join(f"{name} {label} {tree.sizes[name]}" for name, label in {**train, **test}.items())
+        return Contents(wnids, train, test, hashlib.sha256(lines.encode()).hexdigest())
 
     def _decode(self, tree: Tree, contents: Contents, root: Path, progress: Reporter | None) -> tuple[Tensor, Tensor]:
         if tree.path.is_file() and archive_status(self.archive, root, verify=True).state == "damaged":
@@ -160,31 +147,28 @@ def _text(tree: Tree, name: str) -> str:
         raise DataError(f"{tree.path / name} is missing or cannot be read ({error}). Unpack it again.") from None
 
 
-def _images_by_folder(names: dict[str, int]) -> dict[str, list[str]]:
-    folders: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if name.endswith(".JPEG"):
-            folders.setdefault(name.rpartition("/")[0], []).append(name)
-    return folders
+def _counted(tree: Tree, folder: str, images: list[str], expected: int) -> list[str]:
+    """The images of a folder, if they are as many as expected."""
+    if len(images) != expected:
+        raise DataError(f"{tree.path / folder} holds {len(images)} images; {expected} expected. Unpack it again.")
+    return images
 
 
-def _annotations(tree: Tree, label_of: dict[str, int]) -> dict[str, int]:
-    """Image file -> label, in the order of val_annotations.txt, whose lines are "file, wnid, box", tab-separated."""
-    name = "val/val_annotations.txt"
+def _annotations(tree: Tree, wnids: tuple[str, ...], found: list[str]) -> dict[str, int]:
+    """Image file -> label, in the order of val_annotations.txt, which must list the images found.
+
+    Its lines are "file, wnid, box", tab-separated.
+    """
+    annotations, label_of = tree.path / "val" / "val_annotations.txt", {wnid: at for at, wnid in enumerate(wnids)}
     labels: dict[str, int] = {}
-    for number, line in enumerate(_text(tree, name).splitlines(), start=1):
-        file, _, rest = line.partition("\t")
-        wnid = rest.partition("\t")[0]
+    for number, line in enumerate(_text(tree, "val/val_annotations.txt").splitlines(), start=1):
+        file, wnid = (line + "\t").split("\t")[:2]
         if wnid not in label_of:
-            raise DataError(f"{tree.path / name}, line {number}: '{wnid}' is not a class of wnids.txt.")
+            raise DataError(f"{annotations}, line {number}: '{wnid}' is not a class of wnids.txt.")
         labels[f"val/images/{file}"] = label_of[wnid]
+    for name in labels.keys() ^ set(found):
+        raise DataError(f"{annotations} and the images that are there differ in {name}. Unpack it again.")
     return labels
-
-
-def _key(labels: dict[str, int], sizes: dict[str, int]) -> str:
-    """A hash of every image's name, label and size; the same for the zip and its unpacked folder."""
-    lines = "\n".join(f"{name} {label} {sizes[name]}" for name, label in labels.items())
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _decode_all(tree: Tree, names: list[str], progress: Reporter | None) -> Tensor:

@@ -68,7 +68,7 @@ class BfloatTwin(PlainSgd):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the twin what the float32 weights are; needed after anything else than `step` changed those."""
+        """Copy the float32 weights to the twin; needed after anything other than `step` changed them."""
         torch._foreach_copy_(self.twins, self.masters)
 
 
@@ -91,7 +91,7 @@ def _refresher(twin: BfloatTwin) -> Callable[..., None]:
 class _PaddedConv2d(nn.Conv2d):
     """A convolution of a few input channels, computed as one of eight with zeros in the others.
 
-    Tensor cores take channels by eights; an image's three would fall to a kernel that is several times as slow.
+    Tensor cores take channels by eights; for an image's three, cuDNN has only kernels several times as slow.
     """
 
     CHANNELS = 8

@@ -26,14 +26,16 @@ class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     indices: Tensor
     """Where a replay looks for the samples of its step."""
+    offered: int
+    """How many samples a replay offers to the buffer."""
 
 
 class CapturedEngine(Engine):
     """Executes each step as one CUDA graph: everything from indexing the data to the buffer's update.
 
-    A graph is captured for every combination of batch size and number of stored samples that recurs. The first steps of
-    each run eagerly, which also warms up what capture needs. With `compiled`, pure functions of a step run compiled,
-    for full batches only: the short last batch of an epoch is too rare to pay for it. Runs on the current stream, which
+    A graph is captured for every combination of batch size and number of stored samples that recurs. Its first steps
+    run eagerly, which also warms up what the capture needs. With `compiled`, pure functions of a step run compiled, for
+    full batches only: the short last batch of an epoch is too rare to pay for it. Runs on the current stream, which
     must not be the default one.
     """
 
@@ -69,13 +71,10 @@ class CapturedEngine(Engine):
         else:
             # Memory of the engine's own: the next task is copied into it, and `data` may belong to the benchmark.
             self._images, self._labels = self._images.clone(), self._labels.clone()
-            self._drop_graphs()
+            self.learner_changed()
 
     def learner_changed(self) -> None:
-        """Drop the graphs: they execute the learner as it was."""
-        self._drop_graphs()
-
-    def _drop_graphs(self) -> None:
+        """Drop the graphs: they execute the learner as it was, on the data that it had."""
         self._graphs.clear()
         self._uses.clear()
         self._pool = torch.cuda.graph_pool_handle()  # a pool whose graphs are gone cannot be captured into again
@@ -89,7 +88,7 @@ class CapturedEngine(Engine):
             captured.indices.copy_(indices)
             captured.graph.replay()
             if buffer is not None:
-                buffer.recount(buffer.offered + len(indices))
+                buffer.recount(buffer.offered + captured.offered)
         else:
             self._first_steps(key, indices)
         self.log.steps += 1
@@ -135,4 +134,4 @@ class CapturedEngine(Engine):
             if buffer is not None:
                 buffer.recount(offered)
             raise
-        return _Graph(graph, static)
+        return _Graph(graph, static, 0 if buffer is None else buffer.offered - offered)

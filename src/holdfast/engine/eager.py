@@ -25,7 +25,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of mallopt's parameters in mall
 class LossLog:
     """The loss terms of the last steps, recorded on the device and read every `interval` steps in one go.
 
-    A loss that is not finite is therefore noticed at the next reading, with the exact step at which it arose.
+    So a loss that is not finite is noticed at the next reading; the error names the step where it arose.
     """
 
     def __init__(self, terms: tuple[str, ...], device: torch.device, interval: int) -> None:
@@ -63,14 +63,12 @@ class LossLog:
         """Mean of each term since the last reading; raises if one was not finite. Waits for the device."""
         fresh = (self.steps - 1) % self.interval + 1 if self.steps else 0
         rows = self._rows[:fresh].tolist()
-        for offset, row in enumerate(rows):
+        for step, row in enumerate(rows, start=self.steps - fresh + 1):
             if not all(map(math.isfinite, row)):
                 terms = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.names, row, strict=True))
-                raise TrainingError(
-                    f"the loss is no longer finite at step {self.steps - fresh + offset + 1} ({terms}). "
-                    "Try a smaller learning rate."
-                )
-        means = [sum(column) / fresh for column in zip(*rows, strict=True)] if fresh else []
+                error = f"the loss is no longer finite at step {step} ({terms})"
+                raise TrainingError(f"{error}. Try a smaller learning rate.")
+        means = [sum(column) / fresh for column in zip(*rows, strict=True)]
         return dict(zip(self.names, means, strict=False))
 
 
@@ -106,10 +104,9 @@ class Engine:
 
 @cache
 def prepare_cpu() -> None:
-    """Process-wide: let the C library reuse freed memory instead of returning it to the system.
+    """Process-wide: let the C library reuse freed memory, which glibc otherwise returns to the system after every step.
 
-    A step allocates and frees a few megabytes. By default glibc returns them every time, which cost 200 page faults
-    and an eighth of the time of a rot-mnist step.
+    For a rot-mnist step, that cost 200 page faults and an eighth of the time.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library

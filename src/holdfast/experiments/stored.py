@@ -23,7 +23,7 @@ MEASURES_FILE = "measures.json"
 """Beside a result.json: numbers of analyses that take long, by name of the measure."""
 
 OWN_FILES = (MEASURES_FILE, ANALYSIS, results.LOGITS, results.WEIGHTS)
-OWN_FOLDERS = ("failed",)
+OWN_FOLDERS = ("failed", "figures")
 NOT_OURS_TO_READ = (".html", ".md", ".csv", ".tex", ".svg", ".png", ".jsonl", ".toml", ".db")
 """Reports and studies may be written beside the results they show, and measurements of other kinds as JSON lines."""
 

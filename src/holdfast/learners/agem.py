@@ -28,6 +28,7 @@ class AveragedGem(ReplayLearner):
 
     terms = ("current", "replay")
     learns_mixtures = True
+    takes_positions = True
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch, and that of a draw beside it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -17,18 +19,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
-from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Draw, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
+from holdfast.learners.answers import TopK, answers_of
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, Offer, widen
 from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
 from holdfast.learners.options import Options, ReplayOptions, check_class_weights, check_sizes, complete, describe
+from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of
 from holdfast.learners.transaction import Transaction, check_finite, check_model
 from holdfast.methods import LEARNERS, REGULARIZERS, method_names
 from holdfast.models import GroupedForward
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat, pad, rows
 from holdfast.ranks import Ranks
 from holdfast.registry import unknown_name
 from holdfast.rng import generator as seeded_generator
@@ -69,15 +73,17 @@ class Learner:
     """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
     uses_parameters: ClassVar[bool] = False
     """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     learns_mixtures: ClassVar[bool] = False
     """Whether `augment` may change targets: the method calls `show`, and compares outputs with nothing but them."""
+    takes_positions: ClassVar[bool] = False
+    """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
-    buffer: Buffer | None = None
+    buffer: Reservoir | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -123,7 +129,15 @@ class Learner:
             )
         self.head = None if given["head"] is None else Head(self.model, given["head"], optimizer)
         self.on_grow = given["on_grow"]
-        self.labelled = self.loss is None or self.head is not None
+        self.positions = None if given["class_dim"] is None else Positions(given["class_dim"], given["mask"])
+        """Where outputs have classes at many positions of a sample; None if they are (samples, classes)."""
+        if self.positions is not None:
+            self.capturable = False  # how many positions count is known to the device alone
+            if not self.takes_positions:
+                raise UsageError(f"{type(self).__name__} needs outputs (samples, classes): leave out class_dim.")
+        self.call = given["call"] or (_by_keywords if _is_pretrained(self.model) else None)
+        self.take_outputs = given["outputs"]
+        self.labelled = self.loss is None or self.head is not None or self.positions is not None
         """Whether targets are class labels, and not something that only a loss of one's own understands."""
         self._groups = GroupedForward(self.model)
         self._transaction = Transaction(self)
@@ -132,9 +146,21 @@ class Learner:
         buffer = "" if self.buffer is None else f", {self.buffer.stored} of {self.buffer.capacity} samples stored"
         return f"{type(self).__name__}({type(self.model).__name__}, {type(self.optimizer).__name__}{buffer})"
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a learner cannot be pickled. Write it with learner.save(path), and load(path) into one that is made the "
+            "same way; copy.deepcopy(learner) copies it."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = object.__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
+        made._transaction = Transaction(made)  # of the copy's own parts, and of this process's generators
+        return made
+
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def observe(self, x: Nested, y: Nested) -> Losses:
+    def observe(self, x: Nested, y: Nested = None) -> Losses:
         """Learn from one minibatch: inputs `x` (B, ...) as they are to be stored, labels `y` (B,).
 
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
@@ -144,9 +170,14 @@ class Learner:
         self.commit(losses)
         return losses.detach()
 
-    def losses(self, x: Nested, y: Nested) -> Losses:
+    def losses(self, x: Nested, y: Nested = None) -> Losses:
         """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet."""
-        losses = self.compute_losses(*self._transaction.begin(x, y))
+        minibatch = self._transaction.begin(x, y)
+        try:
+            losses = self.compute_losses(*minibatch)
+        except BaseException:
+            self._transaction.roll_back()
+            raise
         self._transaction.approve(losses)
         return losses
 
@@ -157,7 +188,8 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        gradients = self.backward(losses)
+        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
+            gradients = self.backward(losses)
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
         (optimizer or self.optimizer).step()
@@ -183,10 +215,11 @@ class Learner:
 
     def show(self, inputs: Sequence[Nested], targets: Sequence[Nested]) -> tuple[Nested, Nested]:
         """The view of these inputs as one minibatch, and its targets, which `augment` may have changed."""
+        wanted = [self.targets(x, y) for x, y in zip(inputs, targets, strict=True)]
         if self.changes_targets:
-            view, changed = self.augment(concat(inputs), concat(targets))  # new memory: it may work in place
+            view, changed = self.augment(concat(inputs), concat(wanted))  # new memory: it may work in place
             return view, changed
-        return self.view(*inputs), targets[0] if len(targets) == 1 else concat(targets)
+        return self.view(*inputs), wanted[0] if len(wanted) == 1 else concat(wanted)
 
     def learn_alone(self, x: Nested, y: Nested) -> tuple[Tensor, Tensor]:
         """The outputs for a minibatch, which are checked against its labels, and its loss."""
@@ -195,27 +228,36 @@ class Learner:
         self.check_labels(y, outputs)
         return outputs, self.criterion(outputs, targets)
 
-    def forward(self, view: Nested, network: Callable[[Any], Tensor] | None = None) -> Tensor:
+    def forward(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
         """The outputs for a view, in float32 or wider; of another `network` than the learner's, if one is given."""
-        with self.autocast():
-            outputs: Tensor = (network or self.network)(view)
+        try:
+            with self.autocast():
+                return widen(self.answer(view, network))
+        except (RuntimeError, ValueError) as error:
+            self._transaction.explain(error, view)
+
+    def answer(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
+        """What a network answers, called as the options `call` and `outputs` say."""
+        network = network or self.network
+        returned = network(view) if self.call is None else self.call(network, view)
+        outputs = returned if self.take_outputs is None else self.take_outputs(returned)
         if not isinstance(outputs, Tensor):
-            self.refuse(
-                UsageError(
-                    f"the model returns a {type(outputs).__name__}; a learner needs one tensor. "
-                    "Wrap the model in a module that returns the outputs alone."
-                )
+            outputs = getattr(outputs, "logits", None)
+        if not isinstance(outputs, Tensor):
+            raise UsageError(
+                f"the model returns a {type(returned).__name__}; a learner needs one tensor. "
+                "Say where it is, as in outputs=lambda returned: returned['scores']."
             )
-        return widen(outputs)
+        return outputs
 
     def forward_groups(self, *inputs: Nested, widened: bool = True) -> list[Tensor]:
         """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
         views = self.view(*inputs)
         try:
             with self.autocast():
-                outputs = self._groups(views, [rows(part) for part in inputs], self.network)
-        except UsageError as error:
-            self.refuse(error)
+                outputs = self._groups(views, [rows(part) for part in inputs], self.answer)
+        except (RuntimeError, ValueError) as error:
+            self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -225,10 +267,14 @@ class Learner:
 
     def criterion(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The mean loss of a minibatch: cross-entropy, or the loss that was given instead."""
-        if self.loss is not None:
-            return self.loss(outputs, targets)
-        weights = self.class_weights
-        return F.cross_entropy(outputs, targets, None if weights is None else weights.to(outputs.dtype))
+        weights = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
+        if self.positions is not None:
+            return self.positions.mean(outputs, targets, self.loss, weights)
+        return F.cross_entropy(outputs, targets, weights) if self.loss is None else self.loss(outputs, targets)
+
+    def targets(self, x: Nested, y: Nested) -> Nested:
+        """The targets of a loss; -100 where the learner's mask says that a position does not count."""
+        return y if self.positions is None else self.positions.labels(x, y)
 
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
         """Refuse labels that name none of the outputs. Call it before cross-entropy of the current minibatch."""
@@ -369,6 +415,15 @@ class Learner:
         )
 
 
+def _is_pretrained(model: nn.Module) -> bool:
+    """Whether this is a model of transformers, or one that peft put its layers into; neither is imported."""
+    return any(kind.__name__ in ("PreTrainedModel", "PeftModel") for kind in type(model).__mro__)
+
+
+def _by_keywords(network: Callable[..., Any], view: Nested) -> Any:
+    return network(**view) if isinstance(view, Mapping) else network(view)
+
+
 class ReplayLearner(Learner):
     """Base of learners that store samples. Most of them draw `replay_size` stored samples in each step, see `draw`."""
 
@@ -379,7 +434,7 @@ class ReplayLearner(Learner):
     """Whether samples are stored with the outputs that the network had for them."""
     chooses: ClassVar[bool] = False
     """Whether the method chooses itself what to store, so that the buffer can have no policy."""
-    buffer: Buffer
+    buffer: Reservoir
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[ReplayOptions]) -> None:
         if "buffer_size" not in options:
@@ -387,15 +442,29 @@ class ReplayLearner(Learner):
         size, storage = options.pop("buffer_size"), options.pop("storage", "device")
         generator, balanced = options.pop("generator", None), options.pop("balanced", False)
         policy, padding = options.pop("buffer_policy", "reservoir"), options.pop("padding", None)
-        self.replay_size = options.pop("replay_size", None)
+        self.replay_size, self.replay = options.pop("replay_size", None), options.pop("replay", None)
+        self.answers = answers_of(options.pop("answers", None))
+        """What is stored of outputs."""
         super().__init__(model, optimizer, **cast(Options, options))
+        self._check_answers()
+        if padding is not None and self.positions is not None:
+            if self.positions.class_dim != -1:
+                raise UsageError(
+                    "samples that differ in length need outputs (samples, positions, classes): class_dim=-1."
+                )
+            padding = {**dict.fromkeys(self.answers.columns, 0.0), **padding}
         self.padding = None if padding is None else dict(padding)
         """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
         check_sizes(replay_size=self.replay_size)
+        if self.replay is not None:
+            if not (math.isfinite(self.replay) and self.replay > 0):
+                raise UsageError(f"replay is a share of the minibatch, as in replay=0.25, not {self.replay!r}.")
+            if self.replay_size is not None:
+                raise UsageError("replay and replay_size both say how many samples are drawn: leave out one of them.")
         if self.chooses and (balanced or policy != "reservoir"):
             raise UsageError(f"{type(self).__name__} chooses its samples itself: leave out balanced and buffer_policy.")
-        if self.replay_size is not None and not self.draws:
-            raise UsageError(f"{type(self).__name__} draws no samples: leave out replay_size.")
+        if (self.replay_size or self.replay) and not self.draws:
+            raise UsageError(f"{type(self).__name__} draws no samples: leave out replay_size and replay.")
         if balanced and (self.ranks is not None or policy != "reservoir"):
             raise UsageError(
                 "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
@@ -422,11 +491,58 @@ class ReplayLearner(Learner):
 
     def draw(self, y: Nested) -> Draw:
         """The stored samples that are replayed beside a minibatch with these targets."""
+        if self.replay is not None:
+            return self.buffer.sample(max(1, round(self.replay * rows(y))))
         return self.buffer.sample(self.replay_size or rows(y))
+
+    def align(self, x: Nested, y: Nested, *draws: Draw) -> tuple[Nested, Nested, list[Draw]]:
+        """The minibatch and draws, filled up to one length where samples differ in length."""
+        if self.padding is None:
+            return x, y, list(draws)
+        xs = pad([x, *(each.x for each in draws)], self.padding, "x")
+        ys = pad([y, *(each.y for each in draws)], self.padding, "y")
+        stored = [each.logits for each in draws]
+        return xs[0], ys[0], [Draw(*parts) for parts in zip(xs[1:], ys[1:], stored, strict=True)]
 
     def offer(self, x: Nested, y: Nested, outputs: Tensor) -> Offer | None:
         """What the buffer is offered of a minibatch: the inputs as they came, and the outputs that their view had."""
-        return Offer(x, y, outputs.detach() if self.stores_outputs else None)
+        return Offer(x, y, self.answers_for(outputs) if self.stores_outputs else None)
+
+    def answers_for(self, outputs: Tensor) -> Nested:
+        """What is stored of outputs."""
+        try:
+            return self.answers.store(outputs, self.positions)
+        except UsageError as error:
+            self.refuse(error)
+
+    def compare(self, now: Tensor, drawn: Draw, kind: str = "numbers") -> tuple[Tensor, Tensor]:
+        """The outputs of a draw as they are now and as they were stored; with positions, (rows, classes) each.
+
+        `kind` is what they are compared by, see `holdfast.regularizers.compares`.
+        """
+        if drawn.logits is None:
+            self.refuse(
+                UsageError(
+                    "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
+                    "give this learner a buffer of its own."
+                )
+            )
+        try:
+            counted = None if self.positions is None else self.positions.counted(drawn.x, drawn.y)
+            return self.answers.compare(now, drawn.logits, self.positions, counted, kind)
+        except UsageError as error:
+            self.refuse(error)
+
+    def _check_answers(self) -> None:
+        """What is stored of outputs must suit the method and its other options."""
+        if self.answers.as_they_are:
+            return
+        if not self.stores_outputs:
+            raise UsageError(f"{type(self).__name__} stores no outputs: leave out answers.")
+        if self.head is not None:
+            raise UsageError("answers that are stored in another form cannot grow with the head: leave out answers.")
+        if isinstance(self.answers, TopK) and self.positions is None:
+            raise UsageError("TopK stores logits of every position: give class_dim, which says where the classes are.")
 
     def losses_alone(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone: what a step descends while nothing is stored."""

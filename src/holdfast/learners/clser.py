@@ -71,8 +71,8 @@ class ClsEr(ReplayLearner):
         """Cross-entropy of the minibatch and a draw together, and the distance to the better average on the draw."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        view, drawn = self.view(x), self.draw(y)
-        replayed = self.view(drawn.x)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
+        view, replayed = self.view(x), self.view(drawn.x)
         consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))
         outputs = self.forward(concat([view, replayed]))
         self.check_labels(y, outputs)

@@ -41,7 +41,7 @@ class AsymmetricReplay(ReplayLearner):
         """Cross-entropy of the minibatch over its classes and new ones, and of a draw over all."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        drawn = self.draw(y)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
         outputs, replayed = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         absent = self.seen.index_fill(0, y, False)

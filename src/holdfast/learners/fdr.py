@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from holdfast.config import RunConfig
 from holdfast.learners.base import ReplayLearner
-from holdfast.learners.consistency import check_width
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
@@ -43,6 +42,7 @@ class FunctionDistance(ReplayLearner):
 
     needs_boundaries = True
     terms = ("current", "consistency")
+    stores_outputs = True
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, beta: float = 1.0, **shared: Unpack[ReplayOptions]
@@ -63,10 +63,11 @@ class FunctionDistance(ReplayLearner):
         """The loss of the minibatch, and the distance on a draw."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        drawn = self.draw(y)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
         outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
-        current, then = self.criterion(outputs, y), check_width(self, now, drawn.logits)
+        current = self.criterion(outputs, y)
+        now, then = self.compare(now, drawn)
         consistency = torch.linalg.vector_norm(now.softmax(1) - then.softmax(1), dim=1).mean()
         return Losses(current + self.beta * consistency, current=current, consistency=consistency)
 
@@ -74,4 +75,4 @@ class FunctionDistance(ReplayLearner):
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Offer the task's samples to the buffer, with the outputs of the network as it is now."""
         for inputs, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-            self.buffer.add(inputs, labels, self.forward(self.view(inputs)))
+            self.buffer.add(inputs, labels, self.answers_for(self.forward(self.view(inputs))))

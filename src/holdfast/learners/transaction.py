@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from holdfast.augment import draws_once
 from holdfast.errors import HoldfastError, TrainingError, UsageError
 from holdfast.learners.losses import Losses
+from holdfast.learners.positions import IGNORED
 from holdfast.nested import Nested, leaves, rows, transform
 from holdfast.rng import global_generators
 
@@ -32,6 +36,7 @@ STATISTIC_BYTES = 2**20
 """Model buffers up to this size are copied before every step on a CPU. Larger ones are tables, too slow to copy."""
 
 STEP = "make a step"
+EXAMPLE = "torch.optim.SGD(model.parameters(), lr=0.1)"
 
 
 class Transaction:
@@ -56,6 +61,7 @@ class Transaction:
         self._generators: list[torch.Generator] = []
         self._viewed = False
         """Whether `augment` was examined."""
+        self._told_of_eval = False
         self._unread = 0
         """Steps since the loss was last read."""
 
@@ -75,21 +81,41 @@ class Transaction:
         if not self._viewed:
             self._viewed = True
             _warn_of_alike_views(learner, x, y)
+        if not (learner.model.training or self._told_of_eval):
+            self._told_of_eval = True
+            _warn_of_eval_mode(learner.model)
         self._minibatch, self._before = (x, y), None
-        if self._unsure or learner.device.type == "cpu":
+        if self._unsure or learner.device.type == "cpu" or self._may_show_one(x):
             self._copy()
         return x, y
+
+    def _may_show_one(self, x: Nested) -> bool:
+        """Whether the model may see a single sample, which BatchNorm refuses after it has counted it."""
+        learner, buffer = self.learner, self.learner.buffer
+        sizes = [getattr(learner, name, None) for name in ("replay_size", "consistency_size")]
+        shared = getattr(learner, "replay", None) is not None  # a share may come to one sample
+        return shared or 1 in (rows(x), 0 if buffer is None else buffer.stored, *sizes)
 
     def _admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """What `begin` does without the other ranks."""
         learner, labels, given = self.learner, self.learner.labelled, y
+        if y is None:
+            raise UsageError("observe needs inputs and targets: observe(x, y), or observe(*batch) for a pair of them.")
         if learner.validate:
-            _check_form(x, y, labels)
-        x = transform(lambda part: part.to(learner.device), x)
-        y = y.to(learner.device, torch.int64) if labels else transform(lambda part: part.to(learner.device), y)
+            _check_form(x, y, labels, learner.positions is not None)
+            _check_content(x, y, stored=learner.buffer is not None)
+
+        def moved(part: Tensor) -> Tensor:
+            # A tensor of inference mode cannot take part in a backward pass; a copy of it can.
+            return part.to(learner.device, copy=part.is_inference())
+
+        x = transform(moved, x)
+        y = moved(y).to(torch.int64) if labels else transform(moved, y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if labels and (learner.validate or learner.head is not None):
+        if labels and learner.positions is not None and learner.validate:
+            self._expect(_largest_supervised(learner.positions.labels(x, y)))
+        elif labels and (learner.validate or learner.head is not None):
             self._expect(_largest_label(given))
         return x, y
 
@@ -125,20 +151,20 @@ class Transaction:
         learner = self.learner
         if not learner.validate or not learner.labelled:
             return
-        if outputs.dim() != 2 or rows(outputs) < rows(y):
-            self.refuse(
-                UsageError(
+        try:
+            if learner.positions is not None:
+                learner.positions.check(outputs, y)
+            elif outputs.dim() != 2 or rows(outputs) < rows(y):
+                raise UsageError(
                     f"the model's outputs have shape {tuple(outputs.shape)}; cross-entropy needs (samples, classes). "
-                    "Give a loss of your own for outputs of another form."
+                    "Say where the classes are, as in class_dim=-1, or give a loss of your own."
                 )
-            )
-        count = outputs.shape[1]
-        if self._unsure or count != self._outputs:
-            try:
+            count = outputs.shape[1 if learner.positions is None else learner.positions.class_dim]
+            if self._unsure or count != self._outputs:
                 self._check_outputs(count, int(y.max()))
-            except UsageError as error:
-                self.refuse(error)
-            self._outputs = count
+        except UsageError as error:
+            self.refuse(error)
+        self._outputs = count
 
     def _check_outputs(self, outputs: int, label: int) -> None:
         """The model's outputs must suit the largest label and what the learner was told about the model."""
@@ -174,6 +200,15 @@ class Transaction:
             raise
         self._before = self._minibatch = None
 
+    def explain(self, error: Exception, view: Nested) -> NoReturn:
+        """Refuse a view that the model could not compute. Errors that do not come from the view pass as they are."""
+        if isinstance(error, HoldfastError):
+            self.refuse(error)
+        first = str(error).partition("\n")[0]
+        if not self.learner.validate or any(word in first for word in ("memory", "CUDA error")):
+            raise error
+        self.refuse(UsageError(_why(first, view, self.learner.model)))
+
     def refuse(self, error: HoldfastError) -> NoReturn:
         """Roll the forward pass back and raise `error`. The other ranks learn it in `approve` and raise as well."""
         self.roll_back()
@@ -201,9 +236,21 @@ class Transaction:
 # --- what is checked -------------------------------------------------------------------------------------------------
 
 
-def check_model(model: nn.Module, optimizer: object) -> None:
-    """Every layer must have its shape, and the optimiser must update something of the model, as far as it tells."""
+def check_model(model: Any, optimizer: Any) -> None:
+    """A model whose layers have shapes and numbers, and an optimiser that updates them, as far as it tells."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model must be a torch.nn.Module, not {_kind(model)}.")
+    if isinstance(optimizer, type) or not (hasattr(optimizer, "step") and hasattr(optimizer, "zero_grad")):
+        raise UsageError(f"the optimiser must be made first, as in {EXAMPLE}; this is {_kind(optimizer)}.")
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__} computes the loss several times a step, but a stream shows each minibatch "
+            f"once: use another optimiser, as in {EXAMPLE}."
+        )
     for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_meta:
+            raise UsageError(f"{name} is on the meta device and holds no numbers: give the model its weights first.")
         if is_lazy(value):
             raise UsageError(
                 f"{name} has no shape yet: pass a minibatch through the model, as in model(x), before making its "
@@ -216,8 +263,20 @@ def check_model(model: nn.Module, optimizer: object) -> None:
     if not any(id(parameter) in updated for parameter in model.parameters()):
         raise UsageError(
             "the optimiser updates none of the model's parameters: make it from the parameters of this very model, "
-            "as in torch.optim.SGD(model.parameters(), lr=0.1)."
+            f"as in {EXAMPLE}."
         )
+    left = [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in updated]
+    if left:
+        warnings.warn(
+            f"the optimiser does not hold {len(left)} of the model's parameters, so they stay as they are: "
+            f"{', '.join(left[:3])}{', ...' if left[3:] else ''}. Give it model.parameters(); those that are meant to "
+            "stay get requires_grad_(False), which also saves their gradients.",
+            stacklevel=4,
+        )
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def check_finite(model: nn.Module) -> None:
@@ -241,8 +300,45 @@ def _warn_of_alike_views(learner: Learner, x: Nested, y: Nested) -> None:
         )
 
 
-def _check_form(x: Nested, y: Nested, labels: bool) -> None:
-    """As many targets as inputs, and at least one; `labels` are whole numbers in one dimension."""
+def _warn_of_eval_mode(model: nn.Module) -> None:
+    """Tell of layers that do not learn, or do not drop, because all of the model is in eval mode."""
+    if any(isinstance(each, _BatchNorm | _DropoutNd) for each in model.modules()):
+        warnings.warn(
+            "the model is in eval mode, so that BatchNorm and dropout work as in a test: call model.train() before "
+            "learning. If that is meant, call model.train() and then eval() of those layers alone.",
+            stacklevel=5,
+        )
+
+
+def _why(first: str, view: Nested, model: nn.Module) -> str:
+    """Why the model could not compute a view, from the first line of its error."""
+    if "more than 1 value per channel" in first:
+        return (
+            "BatchNorm cannot learn from a single sample. Leave out a last minibatch of one, as DataLoader does with "
+            "drop_last=True; let the buffer, and every draw from it, have at least two samples."
+        )
+    own = next(model.parameters()).dtype
+    parts = leaves(view, "x")
+    advice = "Give the model inputs of the shape it is made for."
+    if not all(part.is_floating_point() for part in parts.values()):
+        advice = f"Its weights are {own}: give the learner a view of them, as in augment=lambda x: x.float() / 255."
+    elif any(part.dtype != own for part in parts.values()):
+        advice = f"Its weights are {own}: convert the inputs, as in x.to({own})."
+    forms = ", ".join(f"{name} of shape {tuple(part.shape)}, {part.dtype}" for name, part in parts.items())
+    return f"the model cannot compute {forms} ({first}). {advice}"
+
+
+def _check_content(x: Nested, y: Nested, stored: bool) -> None:
+    """Tensors must hold their numbers row by row; those of a learner that stores nothing may be sparse."""
+    for name, part in (leaves(x, "x") | leaves(y, "y")).items():
+        if part.is_meta:
+            raise UsageError(f"{name} is on the meta device and holds no numbers: make it on the device of your data.")
+        if part.layout != torch.strided and (stored or name.startswith("y")):
+            raise UsageError(f"{name} is sparse, and a buffer stores whole rows: give {name}.to_dense().")
+
+
+def _check_form(x: Nested, y: Nested, labels: bool, positions: bool) -> None:
+    """As many targets as inputs, and at least one; `labels` are whole numbers, in one dimension without `positions`."""
     count = rows(x)
     if count == 0:
         raise UsageError("a minibatch must have at least one sample.")
@@ -252,7 +348,7 @@ def _check_form(x: Nested, y: Nested, labels: bool) -> None:
         return
     if not isinstance(y, Tensor):
         raise UsageError(f"labels must be a tensor, not of type {type(y).__name__}; torch.as_tensor makes one.")
-    if y.dim() != 1 or y.shape[0] != count:
+    if y.shape[:1] != (count,) or (y.dim() != 1 and not positions):
         raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
@@ -260,14 +356,27 @@ def _check_form(x: Nested, y: Nested, labels: bool) -> None:
 
 def _largest_label(y: Tensor) -> int:
     """The largest label; a negative one raises. Waits for the device that the labels are on."""
+    signed = y.to(torch.int64)
     if y.shape[0] <= 256:
-        values = y.tolist()  # faster for so few than asking PyTorch twice
+        values = signed.tolist()  # faster for so few than asking PyTorch twice
         low, high = min(values), max(values)
     else:
-        low, high = (int(each.item()) for each in y.aminmax())
+        low, high = (int(each.item()) for each in signed.aminmax())
     if low < 0:
-        raise UsageError(f"label {low} names no output of the model: they are counted from 0.")
+        label = low + 2**64 if y.dtype == torch.uint64 else low
+        raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
+
+
+def _largest_supervised(y: Tensor) -> int:
+    """The largest label of a position that is supervised, of which there must be one."""
+    supervised = y[y != IGNORED]
+    if not len(supervised):
+        raise UsageError(
+            f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave such "
+            "minibatches out."
+        )
+    return _largest_label(supervised)
 
 
 def _check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

@@ -35,26 +35,23 @@ applied to `features(x)`.
 
 def features(model: nn.Module, x: Any) -> Tensor:
     """The features of `x`, (B, D), that the last linear layer of `model` sees, from the model's own `features`."""
-    function = getattr(model, "features", None)
+    function, name = getattr(model, "features", None), type(model).__name__
     if not callable(function):
         raise UsageError(
-            f"{type(model).__name__} has no method features(x). Add one that returns what its last linear layer sees, "
-            "(B, D), and let forward(x) return that layer applied to self.features(x)."
+            f"{name} has no method features(x). Add one that returns what its last linear layer sees, (B, D), and let "
+            "forward(x) return that layer applied to self.features(x)."
         )
     found: Tensor = function(x)
     if found.dim() != 2:
-        raise UsageError(
-            f"features(x) of {type(model).__name__} has shape {tuple(found.shape)}, not (B, D). It must return what "
-            "the last linear layer sees: pool and flatten there."
-        )
+        shape = tuple(found.shape)
+        raise UsageError(f"features(x) of {name} has shape {shape}, not (B, D): pool and flatten there.")
     return found
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode inside the block; afterwards every module is in the mode it was in."""
-    # Each module's own, since parts of a model may be frozen in evaluation mode.
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen in evaluation mode
     model.eval()
     try:
         yield
@@ -80,10 +77,8 @@ def _timm_network(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # a torchvision made for another torch raises a RuntimeError
-        raise HoldfastError(
-            f"timm:{name} needs timm, which cannot be imported ({error}): install the extra 'timm' "
-            "(pip install 'holdfast[timm]')."
-        ) from error
+        remedy = "install the extra 'timm' (pip install 'holdfast[timm]')"
+        raise HoldfastError(f"timm:{name} needs timm, which cannot be imported ({error}): {remedy}.") from error
     if len(shape) != 3:
         raise UsageError(f"timm:{name} takes images (channels, height, width), not samples of shape {shape}.")
     try:
@@ -142,7 +137,7 @@ class ResNet18(nn.Module):
     """ResNet-18 for small images: 3x3 stem, no max-pooling, global average pooling, one linear layer."""
 
     compiles = False
-    """On a GPU nearly all its time is spent in large kernels, so that a compiler finds nothing to fuse."""
+    """On a GPU nearly all its time is spent in large kernels: a compiler finds nothing to fuse."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
         super().__init__()

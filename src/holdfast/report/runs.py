@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 from holdfast.analysis.comparisons import Variant, variants
@@ -48,7 +48,7 @@ def run_numbers(results: Iterable[RunResult]) -> Numbers:
         (
             *(_plain(getattr(result.config, name)) for name in settings),
             " ".join(f"{name}={value:g}" for name, value in result.config.options),
-            *(float(getattr(result, name)) for name in METRICS),
+            *_numbers(result),
             result.seconds,
             *(_plain(result.environment.get(name)) for name in RECORDED),
             result.config.fingerprint,
@@ -74,15 +74,23 @@ def _variant_runs(variant: Variant) -> VariantRuns:
 def _seed_row(result: RunResult) -> tuple[str, ...]:
     known = {name: result.environment.get(name, "?") for name in RECORDED}
     commit = f" ({str(known['commit'])[:7]})" if result.environment.get("commit") else ""
-    numbers = (float(getattr(result, name)) for name in METRICS)
     return (
         str(result.config.seed),
-        *("" if isnan(number) else f"{number:.2f}" for number in numbers),
+        *("" if isnan(number) else f"{number:.2f}" for number in _numbers(result)),
         f"{result.seconds:.1f}",
         f"{known['device']} ({known['device_type']}, threads {known['threads']})",
         f"holdfast {known['holdfast']}{commit}, torch {known['torch']}, Python {known['python']}",
         result.config.fingerprint,
     )
+
+
+def _numbers(result: RunResult) -> list[float]:
+    """The measures of a run; NaN for forward transfer where tasks have classes of their own."""
+    given = [float(getattr(result, name)) for name in METRICS]
+    return [
+        nan if name == "forward_transfer" and not result.shares_classes else value
+        for name, value in zip(METRICS, given, strict=True)
+    ]
 
 
 def _shown(value: Any) -> str:

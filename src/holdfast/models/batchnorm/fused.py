@@ -90,16 +90,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 7
-    x, y, *others = ctx.saved_tensors
-    dx, dweight, dbias, dshortcut = _batchnorm_backward(_dense(dy), x, y, *others, ctx.eps, ctx.relu)
+    # Gradients of gradients, for gradient penalties, are rare: plain operations are fast enough.
+    backward = _plain_backward if torch.is_grad_enabled() else _batchnorm_backward
+    x, y, weight, bias, statistics = ctx.saved_tensors
+    dx, dweight, dbias, dshortcut = backward(_dense(dy), x, y, weight, bias, statistics, ctx.eps, ctx.relu)
     return dx, dweight, dbias, None if y is None else dshortcut, None, None, None
 
 
 def _plain_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, bias: Tensor, groups: int, eps: float, relu: bool
+    dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The results of the kernels, (dx, dweight, dbias, dshortcut), in operations that torch can differentiate."""
-    grouped = x.reshape(groups, -1, *x.shape[1:])
+    grouped = x.reshape(statistics.shape[1], -1, *x.shape[1:])
     mean, variance = moments(grouped)
     rate = torch.rsqrt(variance + eps)
     slope = dy.reshape(grouped.shape)
@@ -111,24 +113,6 @@ def _plain_backward(
     dx, dweight, dbias = derivative(slope, grouped, mean, rate, weight)
     dshortcut = x.new_empty(0) if y is None else slope.reshape(x.shape)
     return dx.reshape(x.shape), dweight.to(weight.dtype), dbias.to(weight.dtype), dshortcut
-
-
-def _save_again(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.eps, ctx.relu = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate_again(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients of gradients, for gradient penalties. They are rare, so plain operations are fast enough."""
-    dy, x, y, weight, bias, statistics = ctx.saved_tensors
-    with torch.enable_grad():
-        dy, x, weight = (tensor.detach().requires_grad_() for tensor in (dy, x, weight))
-        results = _plain_backward(dy, x, weight, y, bias, statistics.shape[1], ctx.eps, ctx.relu)
-        used = [(result, given) for result, given in zip(results, gradients, strict=True) if given is not None]
-        outputs, given = zip(*used, strict=True)
-        by_dy, by_x, by_weight = torch.autograd.grad(outputs, (dy, x, weight), given, allow_unused=True)
-    return by_dy, by_x, None, by_weight, None, None, None, None
 
 
 @torch.library.custom_op("holdfast::update_running", mutates_args=("mean", "variance", "batches"))
@@ -151,4 +135,3 @@ def _(*_: Any) -> None:
 
 
 _batchnorm.register_autograd(_differentiate, setup_context=_save)
-_batchnorm_backward.register_autograd(_differentiate_again, setup_context=_save_again)

@@ -114,19 +114,16 @@ class GroupedBatchNorm(_BatchNorm):
 
     def _update_running(self, means: Tensor, variances: Tensor) -> None:
         """Update the running statistics as if each minibatch (rows of (G, C)) had been a pass of its own, in order."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        means, variances = means.to(self.running_mean.dtype), variances.to(self.running_var.dtype)
-        for mean, variance in zip(means, variances, strict=True):
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                step = 1 / self.num_batches_tracked.double()  # 0-d, so the others keep their dtype
-                self.running_mean += step * (mean - self.running_mean)
-                self.running_var += step * (variance - self.running_var)
-            else:
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(variance, self.momentum)
+        batches: Any = self.num_batches_tracked
+        statistics: Any = ((self.running_mean, means), (self.running_var, variances))
+        for group in range(len(means)):
+            batches.add_(1)
+            for running, found in statistics:
+                value = found[group].to(running.dtype)
+                if self.momentum is None:
+                    running.add_((1 / batches.double()) * (value - running))  # 0-d: the dtype stays
+                else:
+                    running.lerp_(value, self.momentum)
 
 
 def normalized_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -150,10 +147,10 @@ def group_batchnorm(model: nn.Module) -> nn.Module:
     A second call changes nothing. Layers that cannot be converted stay as they are, and a warning gives the reasons:
     each minibatch then gets a forward pass of its own, with the same results but slower.
 
-    Models may come from anywhere; one with a LazyBatchNorm must have seen a minibatch before. The rows that reach a
-    BatchNorm must be the samples in their order. If a model gives it another number of rows, such as every frame of a
-    sequence, this is noticed, and minibatches get separate passes. If it gives the samples in another order, this is
-    not noticed, and minibatches would be mixed: do not convert such a model.
+    A model with a LazyBatchNorm must have seen a minibatch before. The rows that reach a BatchNorm must be the samples
+    in their order. If there are more or fewer rows, such as every frame of a sequence, this is noticed, and minibatches
+    get separate passes. If they come in another order, this is not noticed, and minibatches would be mixed: do not
+    convert such a model.
     """
     places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
@@ -221,7 +218,7 @@ def _frozen(norm: _BatchNorm) -> bool:
 class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
-    If the model has no BatchNorm, or all are grouped, or frozen in evaluation mode, one pass is enough for all of them.
+    One pass is enough for all of them if every BatchNorm of the model is grouped, or frozen in evaluation mode.
     Otherwise each minibatch gets a pass. The first pass shows two more kinds of models that need separate passes: those
     that call a grouped BatchNorm several times a pass, where running statistics would be updated in another order, and
     those that give it other rows than one per sample.
@@ -235,7 +232,7 @@ class GroupedForward:
         # More than one if parts of the model were converted one by one.
         self.groups = {norm.groups for norm in self.grouped}
         self._fusible: bool | None = None
-        """Whether the model is of neither of these two kinds; None until a pass has shown it."""
+        """False for a model of these two kinds; None until a pass has shown it."""
 
     @property
     def fused(self) -> bool:

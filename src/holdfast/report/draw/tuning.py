@@ -45,29 +45,21 @@ def _scatter(panel: Axes, study: Study, tried: Range) -> None:
     """Complete trials as dots, and those that were stopped as ticks: their accuracy is of fewer tasks."""
     color = method_style(study.config.method).color
     for trial in study.complete:
-        preset = trial == study.preset
-        panel.plot(
-            trial.values[tried.name],
-            trial.accuracy or nan,
-            "s" if preset else "o",
-            color=color,
-            markersize=5,
-            alpha=0.85,
-        )
+        marker = "s" if trial == study.preset else "o"
+        panel.plot(trial.values[tried.name], trial.accuracy or nan, marker, color=color, markersize=5, alpha=0.85)
     if study.best is not None:
         x, y = study.best.values[tried.name], study.best.accuracy or nan
         panel.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=INK["ink"], markeredgewidth=1.2)
     stopped = [trial.values[tried.name] for trial in study.trials if trial.state == "pruned"]
     panel.plot(stopped, [0.03] * len(stopped), "|", color=INK["muted"], transform=panel.get_xaxis_transform())
-    middle = (tried.low + tried.high) / 2
+    low, high = tried.low, tried.high
+    middle, margin = (low + high) / 2, 0.04 * (high - low)
+    ends = (low - margin, high + margin)
     if tried.logarithmic:
         panel.set_xscale("log")
-        middle = sqrt(tried.low * tried.high)
-    ticks = [tried.low, middle, tried.high]
-    panel.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        middle, ends = sqrt(low * high), (low / 1.08, high * 1.08)
+    panel.set_xticks([low, middle, high], [f"{tick:.3g}" for tick in (low, middle, high)])
     panel.set_xticks([], minor=True)
-    margin = 1.08 if tried.logarithmic else 0.04 * (tried.high - tried.low)
-    ends = (tried.low / margin, tried.high * margin) if tried.logarithmic else (tried.low - margin, tried.high + margin)
     panel.set(xlim=ends, title=tried.name)
 
 

@@ -1,0 +1,31 @@
+"""A user's program that learns from a stream, with its buffer in a folder or in memory."""
+
+from pathlib import Path
+
+from safetensors.torch import save
+
+from holdfast.files import replacing
+from stories.mortal import learn, result
+
+from .program import Program
+
+
+def program(storage: str) -> Program:
+    """The program of tests/stories/mortal.py."""
+
+    def act(place: Path) -> None:
+        left = result(learn(place, storage))
+        with replacing(place / "result.safetensors") as scratch:
+            scratch.write_bytes(save({name: value.contiguous() for name, value in left.items()}))
+
+    return Program(f"learner {storage}", act, ending, guarded)
+
+
+def ending(place: Path) -> dict[str, bytes]:
+    path = place / "result.safetensors"
+    return {path.name: path.read_bytes()} if path.exists() else {}
+
+
+def guarded(place: Path) -> list[Path]:
+    """The checkpoint, and the files of the buffer. Its description holds two numbers, which the learner compares."""
+    return [*place.glob("learner.safetensors"), *place.glob("buffer/*.*")]

@@ -1,0 +1,118 @@
+"""Chaos notices programs that do not survive it, and lets those pass that do."""
+
+import os
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chaos.program import Program
+from chaos.trouble import TROUBLES, Disk, Fault, Round
+from holdfast.errors import HoldfastError
+
+END = {"end": b"0123456789"}
+
+
+def careful(place: Path) -> None:
+    """Counts to ten: notes each number whole, and continues after the last one."""
+    notes = place / "notes"
+    done = notes.read_text("latin-1") if notes.exists() else ""
+    if done != "0123456789"[: len(done)]:
+        raise HoldfastError("the notes are damaged. Delete them.")
+    for number in range(len(done), 10):
+        time.sleep(0.01)
+        done += str(number)
+        _write(place / "notes", done)
+    _write(place / "end", done)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        scratch = path.with_name(f".{path.name}")
+        scratch.write_text(text)
+        scratch.replace(path)
+    except OSError as error:
+        raise HoldfastError(f"{path} cannot be written: {error}") from None
+
+
+def ending(place: Path) -> dict[str, bytes]:
+    return {"end": (place / "end").read_bytes()} if (place / "end").exists() else {}
+
+
+def rounds(act, tmp_path: Path, count: int = 6) -> list[Round]:
+    """Rounds with seeds 0, 1, ...; without a disk of their own, where files may only grow to some size."""
+    tmp_path.mkdir(exist_ok=True)
+    program = Program("toy", act, ending, lambda place: list(place.glob("notes")))
+    disk = Disk(tmp_path / "disk")
+    made = [Round(program, END, 0.15, disk, Random(seed)) for seed in range(count)]
+    for each in made:
+        each.go()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_mount(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+def test_a_careful_program_survives_every_trouble(tmp_path):
+    done = rounds(careful, tmp_path)
+    assert all(each.counts["equal"] == 1 for each in done)
+    assert all(any(each.counts[trouble] for each in done) for trouble in (*TROUBLES, "refused"))
+
+
+def forgetful(place: Path) -> None:
+    """Counts its own number of executions as progress."""
+    (place / "end").write_bytes(b"0123456789"[len(list(place.glob("notes"))) :])
+    _write(place / "notes", "0")
+
+
+def half(place: Path) -> None:
+    """Writes its end digit by digit."""
+    with (place / "end").open("wb", buffering=0) as file:
+        for digit in b"0123456789":
+            file.write(bytes([digit]))
+            time.sleep(0.01)
+
+
+def clumsy(place: Path) -> None:
+    """Does not look whether its notes are whole."""
+    if (place / "notes").exists():
+        assert (place / "notes").read_text() == "0"
+    _write(place / "notes", "0")
+    time.sleep(0.1)
+    _write(place / "end", "0123456789")
+
+
+def clinging(place: Path) -> None:
+    """Leaves a process behind."""
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    careful(place)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [(forgetful, "differs"), (half, "differs"), (clumsy, "ended with 70"), (clinging, "go on"), (time.sleep, "70")],
+)
+def test_other_programs_do_not(tmp_path, act, said, monkeypatch):
+    monkeypatch.setattr("chaos.program.PATIENCE", 1)
+    with pytest.raises(Fault, match=said):
+        rounds(act, tmp_path)
+
+
+def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("chaos.program.PATIENCE", 0.5)
+    with pytest.raises(Fault, match="hangs"):
+        rounds(lambda place: time.sleep(60), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_minute_of_it(tmp_path, monkeypatch):
+    from chaos.__main__ import wreak
+
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    assert wreak(tmp_path, 1.0, 0, ["run", "folder", "memory", "estimator"], None) == 0
