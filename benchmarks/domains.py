@@ -49,7 +49,9 @@ def domain_of(path: Path, text: str) -> str | None:
 
 def texts(roots: list[Path], seed: int = 0) -> Iterator[tuple[Path, str]]:
     """Text files below the roots in a random order, each content once."""
-    files = sorted({path for root in roots for path in root.rglob("*") if path.suffix.lower() in CODE | PROSE | NUMBERS})
+    files = sorted(
+        {path for root in roots for path in root.rglob("*") if path.suffix.lower() in CODE | PROSE | NUMBERS}
+    )
     random.Random(seed).shuffle(files)
     known: set[bytes] = set()
     for path in files:

@@ -4,14 +4,15 @@
     python benchmarks/language.py --small                             # minutes on a CPU
     python benchmarks/language.py --out build/language --seconds 380  # the whole grid on one GPU
 
-A GPT-2 of 12 million parameters begins with nothing and learns code, then prose, then numbers, each sample once: by plain
-fine-tuning, with replay, and with replay and a regularizer on the top 20 stored logits. "joint" sees all three domains
-mixed. With LoRA, the first stage trains all weights, the others an adapter. Every run writes one JSON file: its
+A GPT-2 of 12 million parameters begins with nothing and learns code, then prose, then numbers, each sample once: by
+plain fine-tuning, with replay, and with replay and a regularizer on the top 20 stored logits. "joint" sees all three
+domains mixed. With LoRA, the first stage trains all weights, the others an adapter. Every run writes one JSON file: its
 settings, the versions, perplexity[stage][domain] on held-out files, seconds, and memory.
 
-The grid is worked off in order of importance by several processes on one GPU. A first measurement under full load
-decides how many steps a stage can have so that the grid ends within --seconds. A run that would not end in time is not
-begun. Times are measured apart, by one process alone (speed.json).
+Several processes share one GPU. First, one of them alone measures the time of a step (speed.json). Then short runs with
+another seed choose the weights of the regularizers (tuning.json); how long they take under full load decides how many
+steps a stage can have, so that the grid ends within --seconds. It is worked off in order of importance, and a run that
+would not end in time is not begun.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import importlib.util
 import json
 import math
 import platform
-import queue
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,15 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "build" / "domains.npz"
 DOMAINS = ("code", "prose", "numbers")
-BETAS = {"kl": 20.0, "mse": 0.1, "linf": 0.1}
-"""Weights of the regularizers. kl divides by the number of classes, here 20 and the rest, so 20 is about 1 a token."""
+BETAS = {"kl": (5.0, 50.0), "mse": (0.02, 0.2, 2.0), "linf": (0.02, 0.2, 2.0)}
+"""Weights of the regularizers that are tried. kl divides by the number of classes, here 21: 21 would be 1 a token."""
+TUNING_SEED, TUNING_STEPS, VALIDATION = 100, 100, 32
+"""Weights are chosen by runs with this seed, so many steps a stage, on so many held-out samples of each domain; later
+runs are tested on the others."""
 BUFFERS = (2.0, 0.5, 5.0)
 REPLAY = 0.25
-LOAD, ALONE = 40, 60
-"""Steps of the measurements under load and alone."""
+ALONE = 60
+"""Steps of the measurements by one process alone."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +83,37 @@ class Run:
         return max(1, round(self.buffer / 100 * 3 * self.steps * self.batch))
 
 
-def grid(seeds: int, lora: bool) -> list[Run]:
+def trials() -> list[Run]:
+    """The runs that decide the weights of the regularizers."""
+    return [Run(name, BUFFERS[0], TUNING_SEED, beta=beta) for name, betas in BETAS.items() for beta in betas]
+
+
+def chosen(results: list[dict[str, Any]]) -> dict[str, float]:
+    """The weight of each regularizer that gave the lowest perplexity in the end, geometric mean over the domains."""
+    best: dict[str, tuple[float, float]] = {}
+    for each in results:
+        name, beta = each["run"]["method"], each["run"]["beta"]
+        score = sum(map(math.log, each["validation"]))
+        best[name] = min(best.get(name, (math.inf, 0.0)), (score, beta))
+    return {name: beta for name, (_, beta) in best.items()}
+
+
+def grid(seeds: int, lora: bool, betas: dict[str, float]) -> list[Run]:
     """All runs, the most important ones first: every method with a buffer of 2 %, then the other sizes, then LoRA."""
     runs = []
     for buffer in BUFFERS:
         for seed in range(seeds):
             if buffer == BUFFERS[0]:
                 runs += [Run("plain", seed=seed), Run("joint", seed=seed)]
-            runs += _methods(buffer, seed)
+            runs += _methods(buffer, seed, betas)
     if lora:
         for seed in range(seeds):
-            runs += [replace(run, lora=True) for run in (Run("plain", seed=seed), *_methods(BUFFERS[0], seed))]
+            runs += [replace(run, lora=True) for run in (Run("plain", seed=seed), *_methods(BUFFERS[0], seed, betas))]
     return runs
 
 
-def _methods(buffer: float, seed: int) -> list[Run]:
-    return [Run("replay", buffer, seed)] + [Run(name, buffer, seed, beta=beta) for name, beta in BETAS.items()]
+def _methods(buffer: float, seed: int, betas: dict[str, float]) -> list[Run]:
+    return [Run("replay", buffer, seed)] + [Run(name, buffer, seed, beta=beta) for name, beta in betas.items()]
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------
@@ -106,10 +125,12 @@ class Corpus:
     def __init__(self, path: Path, device: torch.device) -> None:
         with np.load(path) as file:
             self.about: dict[str, Any] = json.loads(str(file["about"]))
-            self.train, self.test = (
+            self.train, held_out = (
                 {name: torch.from_numpy(file[f"{name}_{part}"].astype(np.int64)).to(device) for name in DOMAINS}
                 for part in ("train", "test")
             )
+        self.validation = {name: rows[:VALIDATION] for name, rows in held_out.items()}
+        self.test = {name: rows[VALIDATION:] for name, rows in held_out.items()}
 
     def stages(self, run: Run) -> list[Tensor]:
         """The samples of each stage, (steps * batch, length), in an order that the seed decides."""
@@ -214,8 +235,7 @@ def execute(run: Run, corpus: Corpus, device: torch.device) -> dict[str, Any]:
     """Train a model through the stages; what is worth knowing about it."""
     _rest(device)
     student = Student(run, corpus.about["vocabulary"], device)
-    matrix = [[student.perplexity(corpus.test[name]) for name in DOMAINS]]
-    seconds = []
+    matrix, seconds = [[student.perplexity(corpus.test[name]) for name in DOMAINS]], []
     for number, rows in enumerate(corpus.stages(run)):
         if run.lora and number == 1:
             student.adapt()
@@ -230,6 +250,7 @@ def execute(run: Run, corpus: Corpus, device: torch.device) -> dict[str, Any]:
         "run": asdict(run) | {"name": run.name, "buffer_size": run.buffer_size if run.buffer else 0},
         "domains": list(DOMAINS),
         "perplexity": matrix,
+        "validation": [student.perplexity(corpus.validation[name]) for name in DOMAINS],
         "seconds": seconds,
         "parameters": student.parameters,
         "trained_parameters": trained,
@@ -253,7 +274,13 @@ def measure(run: Run, corpus: Corpus, device: torch.device, steps: int) -> dict[
         student.step(tokens)
     _wait(device)
     per_step = (time.perf_counter() - begun) / steps
-    return {"method": run.method, "seconds_per_step": per_step, "peak_memory_bytes": _peak(device), "steps": steps}
+    return {
+        "about": _about(device),
+        "method": run.method,
+        "seconds_per_step": per_step,
+        "peak_memory_bytes": _peak(device),
+        "steps": steps,
+    }
 
 
 def _rest(device: torch.device) -> None:
@@ -289,73 +316,92 @@ def _version(package: str) -> str | None:
 # --- many runs -------------------------------------------------------------------------------------------------------
 
 
-def work(number: int, arguments: argparse.Namespace, gate: Any, lists: dict[str, Any]) -> None:
-    """One process: measure, then take runs from the list until it is empty or the time is up."""
+def work(arguments: argparse.Namespace, tasks: Any, results: Any) -> None:
+    """One process: it loads what runs need, then does the tasks that it takes from the queue."""
     torch.set_num_threads(max(1, arguments.cores // arguments.workers))
     device = torch.device(arguments.device)
     corpus = Corpus(arguments.data, device)
-    probe = _sized(Run("kl", BUFFERS[0], beta=BETAS["kl"]), arguments)
-    measure(probe, corpus, device, 5)  # what is loaded and compiled once
-    gate.wait()
-    if number == 0:
-        alone = [_sized(run, arguments) for run in (Run("plain"), *_methods(BUFFERS[0], 0))]
-        found = [measure(run, corpus, device, arguments.alone) for run in alone]
-        write(arguments.out / "speed.json", {"alone": found, "run": asdict(probe), "about": _about(device)})
-        _tell(f"alone: {[round(1000 * each['seconds_per_step'], 1) for each in found]} ms a step")
-    gate.wait()
-    lists["load"].put(measure(probe, corpus, device, arguments.load)["seconds_per_step"])
-    gate.wait()
-    while True:
-        try:
-            run, needed = lists["runs"].get(timeout=10)
-        except queue.Empty:
-            return
-        if run is None:
-            return
-        if time.time() + needed > arguments.end:
-            _tell(f"{run.name}: no time left")
+    measure(_sized(Run("kl", BUFFERS[0], beta=1.0), arguments), corpus, device, 3)  # what is loaded and compiled once
+    results.put(None)
+    while (task := tasks.get()) is not None:
+        kind, run, limit = task
+        if time.time() + limit > arguments.end:
+            results.put({"error": f"{run.name}: no time left"})
             continue
         try:
-            write(arguments.out / f"{run.name}.json", execute(run, corpus, device))
-            _tell(f"{run.name}: done")
+            made = measure(run, corpus, device, limit) if kind == "alone" else execute(run, corpus, device)
+            results.put(made)
         except Exception as error:  # the other runs go on
-            _tell(f"{run.name}: {type(error).__name__}: {error}")
+            results.put({"error": f"{run.name}: {type(error).__name__}: {error}"})
+
+
+class Crew:
+    """Processes that share one device."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        context = mp.get_context("spawn")
+        self.tasks, self.results = context.Queue(), context.Queue()
+        self.processes = [
+            context.Process(target=work, args=(arguments, self.tasks, self.results)) for _ in range(arguments.workers)
+        ]
+        for process in self.processes:
+            process.start()
+        for _ in self.processes:
+            self.results.get(timeout=arguments.seconds)
+
+    def do(self, kind: str, runs: list[Run], limit: float) -> Iterator[dict[str, Any]]:
+        """What comes of these runs, in the order in which they end; those that failed are told and left out."""
+        for run in runs:
+            self.tasks.put((kind, run, limit))
+        for _ in runs:
+            made = self.results.get()
+            if "error" in made:
+                _tell(made["error"])
+            else:
+                yield made
+
+    def dismiss(self) -> None:
+        for _ in self.processes:
+            self.tasks.put(None)
+        for process in self.processes:
+            process.join()
 
 
 def work_off(arguments: argparse.Namespace) -> None:
-    """Start the processes, decide how long a stage is, and hand out the runs."""
+    """Measure alone, choose the weights, decide how long a stage is, and work off the grid."""
     arguments.end = time.time() + arguments.seconds
     arguments.out.mkdir(parents=True, exist_ok=True)
-    context = mp.get_context("spawn")
-    gate = context.Barrier(arguments.workers + 1)
-    lists: dict[str, Any] = {"load": context.Queue(), "runs": context.Queue()}
-    processes = [context.Process(target=work, args=(n, arguments, gate, lists)) for n in range(arguments.workers)]
-    for process in processes:
-        process.start()
-    for _ in range(3):
-        gate.wait(arguments.seconds)
-    load = max(lists["load"].get() for _ in range(arguments.workers))
+    crew = Crew(arguments)
+    _tell(f"{arguments.workers} processes are ready")
+    betas = {name: given[len(given) // 2] for name, given in BETAS.items()}
+    alone = [_sized(run, arguments) for run in (Run("plain"), *_methods(BUFFERS[0], 0, betas))]
+    found = [made for run in alone for made in crew.do("alone", [run], arguments.alone)]
+    write(arguments.out / "speed.json", {"alone": found, "run": asdict(alone[-1])})
+    _tell(f"alone: {[round(1000 * each['seconds_per_step'], 1) for each in found]} ms a step")
+    tried = [replace(_sized(run, arguments), steps=arguments.trial_steps) for run in trials()]
+    trial_results = list(crew.do("execute", tried, 0.0))
+    betas |= chosen(trial_results)
+    write(arguments.out / "tuning.json", {"chosen": betas, "trials": trial_results})
+    load = max(sum(each["seconds"]) for each in trial_results) / 3 / arguments.trial_steps
     has_peft = importlib.util.find_spec("peft") is not None
-    runs = [_sized(run, arguments) for run in grid(arguments.seeds, arguments.lora and has_peft)]
-    left = arguments.end - time.time() - 10
+    runs = [_sized(run, arguments) for run in grid(arguments.seeds, arguments.lora and has_peft, betas)]
+    left = arguments.end - time.time() - 5
     if arguments.steps is None:
-        rounds = math.ceil(len(runs) / arguments.workers)
-        fit = left / rounds / load / 3 * 0.9  # a tenth for evaluation and for starting
-        arguments.steps = max(25, min(arguments.most_steps, int(fit) // 25 * 25))
-    needed = 3 * arguments.steps * load * 1.1
+        rounds = len(runs) / arguments.workers + 0.5
+        fit = left / rounds / load / 3 * 0.92  # the rest for evaluation and for what begins a run
+        arguments.steps = max(25, min(arguments.most_steps, int(fit) // 10 * 10))
+    needed = 3 * arguments.steps * load * 1.05
     _tell(
-        f"{1000 * load:.1f} ms a step under load, {left:.0f} s left: {len(runs)} runs of 3 x {arguments.steps} steps, "
-        f"{needed:.0f} s each{'' if has_peft else '; no peft, so no LoRA'}"
+        f"weights {betas}; {1000 * load:.1f} ms a step under load, {left:.0f} s left: {len(runs)} runs of 3 x "
+        f"{arguments.steps} steps, {needed:.0f} s each{'' if has_peft else '; no peft, so no LoRA'}"
     )
-    for run in runs:
-        if not (arguments.out / f"{run.name}.json").exists():
-            lists["runs"].put((replace(run, steps=arguments.steps), needed))
-    for _ in processes:
-        lists["runs"].put((None, 0.0))
-    for process in processes:
-        process.join()
-    done = sorted(arguments.out.glob("*-seed*.json"))
-    _tell(f"{len(done)} of {len(runs)} runs are done")
+    done = 0
+    for made in crew.do("execute", [replace(run, steps=arguments.steps) for run in runs], needed):
+        done += 1
+        write(arguments.out / f"{made['run']['name']}.json", made)
+        _tell(f"{done} {made['run']['name']}: {[round(each, 1) for each in made['perplexity'][-1]]}")
+    crew.dismiss()
+    _tell(f"{done} of {len(runs)} runs are done")
 
 
 def _sized(run: Run, arguments: argparse.Namespace) -> Run:
@@ -384,16 +430,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, help="of a stage; default: as many as fit into the time")
+    parser.add_argument(
+        "--trial-steps", type=int, default=TUNING_STEPS, help="of a stage of the runs that choose weights"
+    )
     parser.add_argument("--most-steps", type=int, default=400, help="the data has so many minibatches a domain")
     parser.add_argument("--no-lora", dest="lora", action="store_false")
     parser.add_argument("--small", action="store_true", help="one seed of a model of half a million parameters")
     for name in ("batch", "length", "width", "layers", "heads"):
         parser.add_argument(f"--{name}", type=int)
     arguments = parser.parse_args()
-    arguments.load, arguments.alone = LOAD, ALONE
+    arguments.alone = ALONE
     if arguments.small:
         small = {"batch": 8, "length": 64, "width": 96, "layers": 2, "heads": 4, "steps": 120, "seeds": 1}
-        vars(arguments).update(small, workers=1, cores=2, load=5, alone=20, seconds=1200.0, device="cpu")
+        vars(arguments).update(small, workers=1, cores=1, alone=10, trial_steps=40, seconds=3600.0, device="cpu")
     work_off(arguments)
 
 

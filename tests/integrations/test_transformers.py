@@ -1,5 +1,6 @@
 """The real Trainer, peft, trl and accelerate, against the same steps done by hand."""
 
+import json
 import math
 import os
 import socket
@@ -160,9 +161,7 @@ def test_a_step_with_nothing_stored_is_that_of_the_plain_trainer(micro_steps, tm
     options = {"max_steps": 1, "gradient_accumulation_steps": micro_steps}
     ours = trainer(tmp_path, model=llama(), kind=ReplayTrainer, **options)
     ours.train()
-    plain = Trainer(
-        model=llama(), args=arguments(tmp_path, **options), train_dataset=samples(), data_collator=collate
-    )
+    plain = Trainer(model=llama(), args=arguments(tmp_path, **options), train_dataset=samples(), data_collator=collate)
     plain.train()
     assert close(weights(ours.model), weights(plain.model))
     assert ours.state.log_history[0]["loss"] == pytest.approx(plain.state.log_history[0]["loss"], rel=1e-5)
@@ -181,7 +180,9 @@ def test_four_micro_steps_are_one_step_of_four_times_the_size(regularizer, tmp_p
     four = trainer(tmp_path, model=no_dropout(), replay=replay, **sizes)
     four.train()
     assert close(weights(one.model), weights(four.model))
-    assert one.learner.buffer.contents().x["input_ids"].tolist() == four.learner.buffer.contents().x["input_ids"].tolist()
+    assert (
+        one.learner.buffer.contents().x["input_ids"].tolist() == four.learner.buffer.contents().x["input_ids"].tolist()
+    )
     assert one.learner.buffer.state_dict()["offered"] == four.learner.buffer.state_dict()["offered"]
     last = {name: value for name, value in one.state.log_history[-2].items() if name.startswith("loss")}
     assert {name: four.state.log_history[-2][name] for name in last} == pytest.approx(last, rel=1e-4)
@@ -197,7 +198,9 @@ def test_samples_are_offered_when_the_optimiser_has_made_its_step(tmp_path):
         def on_step_end(self, *args, **kwargs):
             seen.append(("step", ours.learner.buffer.stored))
 
-    ours = trainer(tmp_path, callbacks=[Watch()], gradient_accumulation_steps=2, max_steps=2, replay={"buffer_size": 99})
+    ours = trainer(
+        tmp_path, callbacks=[Watch()], gradient_accumulation_steps=2, max_steps=2, replay={"buffer_size": 99}
+    )
     ours.train()
     assert seen == [("micro-step", 0), ("step", 8), ("micro-step", 8), ("step", 16)]
 
@@ -367,14 +370,13 @@ def test_the_trainer_of_trl(tmp_path):
 
 
 RANK = """
-import json, sys
-import torch, transformers
+import sys
 sys.path.insert(0, {tests!r})
 from test_transformers import *
 rank, folder = int(os.environ["RANK"]), Path({folder!r})
 torch.set_num_threads(1)
-options = dict(max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_strategy="steps", save_steps=2,
-               replay={{"buffer_size": 12}})
+options = dict(max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_strategy="steps")
+options |= dict(save_steps=2, replay={{"buffer_size": 12}})
 ours = trainer(folder, kind=ReplayTrainer, model=no_dropout(), ddp_backend="gloo", **options)
 ours.train()
 state = ours.learner.buffer.state_dict()
@@ -407,8 +409,6 @@ def test_two_ranks_share_one_buffer(tmp_path):
     for process in processes:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-3000:]
-    import json
-
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["ranks"] == 2

@@ -91,12 +91,20 @@ class ReplayArguments:
 class ReplayMixin:
     """Replay for any Trainer: `class ReplayTrainer(ReplayMixin, Trainer)`. Evaluation is the Trainer's own.
 
-    Give `replay_args`. `learner` is made at the first step, when the optimiser exists. The buffer takes a step's samples
-    after the optimiser has made the step, with accumulation those of all its micro-steps. It is a part of every
+    Give `replay_args`. `learner` is made at the first step, when the optimiser exists. The buffer takes a step's
+    samples after the optimiser has made it, with accumulation those of all its micro-steps. It is a part of every
     checkpoint, as holdfast.safetensors, and `resume_from_checkpoint` continues it. That file holds training samples: do
     not publish it with the model if they are private. Logs show the terms as loss_current, loss_replay and
     loss_consistency. With several processes, all ranks share one buffer.
     """
+
+    args: Any
+    model: Any
+    optimizer: Any
+    accelerator: Any
+    processing_class: Any
+    callback_handler: Any
+    current_gradient_accumulation_steps: int
 
     def __init__(self, *args: Any, replay_args: ReplayArguments | None = None, **kwargs: Any) -> None:
         if replay_args is None:
@@ -209,9 +217,9 @@ class ReplayMixin:
         if sequences:
             options["class_dim"] = -1
             if not given.fixed_length:
-                options["padding"] = {
-                    name: self._pad_value(name) for name, part in x.items() if part.dim() > 1
-                } | {"y": IGNORED}
+                options["padding"] = {name: self._pad_value(name) for name, part in x.items() if part.dim() > 1} | {
+                    "y": IGNORED
+                }
         if given.regularizer is None:
             learner: ReplayLearner = ExperienceReplay(
                 model, self.optimizer, alpha=given.alpha / given.replay, **options
@@ -348,7 +356,9 @@ class EarlierPerplexity(TrainerCallback):
     def measure(self) -> dict[str, float]:
         """The perplexity of each slice with the model as it is now."""
         if self.trainer is None:
-            raise UsageError("EarlierPerplexity belongs to no trainer: give it one, EarlierPerplexity(slices, trainer).")
+            raise UsageError(
+                "EarlierPerplexity belongs to no trainer: give it one, EarlierPerplexity(slices, trainer)."
+            )
         return {name: self._perplexity(each) for name, each in self.slices.items()}
 
     def _report(self, step: int) -> None:
@@ -423,10 +433,15 @@ def _check_trainer(trainer: Any) -> None:
         if found:
             raise UsageError(f"replay does not work with {what}.")
     vocabulary = _vocabulary(trainer.model)
-    if given.regularizer is not None and given.top_k is not None and vocabulary is not None and given.top_k > vocabulary:
+    if (
+        given.regularizer is not None
+        and given.top_k is not None
+        and vocabulary is not None
+        and given.top_k > vocabulary
+    ):
         raise UsageError(
-            f"top_k={given.top_k} is larger than the vocabulary of {vocabulary} tokens; choose a smaller one, or None to "
-            "store all logits."
+            f"top_k={given.top_k} is larger than the vocabulary of {vocabulary} tokens: choose a smaller one, or None "
+            "to store all logits."
         )
 
 
@@ -469,7 +484,7 @@ def _targets(model: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def _about(trainer: Any) -> dict[str, Any]:
-    """What stored tokens mean: the size of the vocabulary, and a fingerprint of the tokenizer if the trainer has one."""
+    """What stored tokens mean: the size of the vocabulary, and the fingerprint of the trainer's tokenizer."""
     return {"vocabulary": _vocabulary(trainer.model), "tokenizer": _fingerprint(trainer.processing_class)}
 
 
