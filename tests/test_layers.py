@@ -15,7 +15,7 @@ PACKAGE = Path(holdfast.__file__).parent
 # is the surface for users and the command line: above it, everything is imported from where it is.
 LAYERS = [
     ("errors", "files", "pure", "_startup"),
-    ("plugins",),
+    ("plugins", "schema"),
     ("registry",),
     ("methods",),
     ("config",),

@@ -621,7 +621,7 @@ def test_buffers_that_do_not_fit():
         assert repr(other.state_dict()) == before
     with pytest.raises(hf.UsageError, match="contradicts itself"):
         filled(2).load_state_dict({**filled(2).state_dict(), "offered": 2})
-    with pytest.raises(hf.UsageError, match="random state does not fit"):
+    with pytest.raises(hf.UsageError, match="random state is not one of a generator"):
         filled(2).load_state_dict({**filled(2).state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)})
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -211,16 +211,12 @@ class Checkpointer:
         self._stopping = False
 
     def request_stop(self) -> None:
-        """Let the step at hand finish; then the state is written and KeyboardInterrupt ends the run."""
-        self._stopping = True
-
-    def stoppable(self) -> AbstractContextManager[None]:
-        """Inside, Ctrl-C and SIGTERM request a stop; the second time, they end the process at once.
+        """Let the step at hand finish; then the state is written and KeyboardInterrupt ends the run.
 
         An interrupt in the middle of a step would leave a model that has learned from a minibatch which the buffer was
         never offered.
         """
-        return on_stop_signals(self.request_stop)
+        self._stopping = True
 
     def due(self) -> bool:
         """Whether it is time to write the state."""

@@ -192,22 +192,20 @@ def test_a_folder_that_was_moved(folder, tmp_path):
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
-actions = st.sampled_from(["save", "save half", "fail to save", "roll back", "kill", "kill, load only", "sample"])
+ACTIONS = st.sampled_from(["save", "save half", "fail to save", "roll back", "kill", "kill, load only", "sample"])
 
 
-@given(st.lists(st.integers(0, 15) | actions, min_size=5, max_size=40), st.integers(1, 12))
-@example([9, "save", 15, 15, "save half", "kill, load only", 15, 15], 5)
-@settings(max_examples=100, deadline=None)
-def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_factory, actions, capacity):
-    """Against a buffer in memory whose states are copied whole. Numbers are samples added."""
-    folder = tmp_path_factory.mktemp("any") / "buffer"
+def live_through(actions, folder, capacity, make, add, assert_same):
+    """A buffer in a folder, and one in memory whose states are copied whole, after all that happened to both.
+
+    Numbers are samples added. In the end the process is killed, and continues from its last checkpoint.
+    """
     buffer, oracle = make(folder, capacity), make("device", capacity)
     saved, expected, kept = None, None, copy.deepcopy(oracle.state_dict())
     for action in [*actions, "kill"]:
         match action:
             case int(size):
-                for each in (buffer, oracle):
-                    each.add(*batch(oracle.offered, size))
+                add((buffer, oracle), size)
             case "sample" if oracle.stored:
                 assert_same(buffer.sample(3), oracle.sample(3))
             case "save" | "save half":
@@ -232,6 +230,19 @@ def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_fac
                 if saved is not None and action == "kill":  # what Learner.load does
                     buffer.commit()
                     kept = expected
+    return buffer, oracle
+
+
+@given(st.lists(st.integers(0, 15) | ACTIONS, min_size=5, max_size=40), st.integers(1, 12))
+@example([9, "save", 15, 15, "save half", "kill, load only", 15, 15], 5)
+@settings(max_examples=100, deadline=None)
+def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_factory, actions, capacity):
+    def add(buffers, size):
+        for each in buffers:
+            each.add(*batch(each.offered, size))
+
+    folder = tmp_path_factory.mktemp("any") / "buffer"
+    buffer, oracle = live_through(actions, folder, capacity, make, add, assert_same)
     assert_continue_alike(buffer, oracle)
     buffer.close()
     shutil.rmtree(folder.parent)

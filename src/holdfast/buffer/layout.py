@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import StorageError, UsageError
 from holdfast.nested import Nested, leaves, rebuild, rows
+from holdfast.schema import validated
 
 __all__ = ["ANY", "Column", "Layout", "affordable", "check_fit", "check_schema", "choose", "columns_of", "is_answer"]
 __all__ += ["layout_of", "layout_of_state", "parts_of", "unaffordable"]
@@ -102,17 +103,26 @@ def unaffordable(wanted: int, place: str, reason: str = "which cannot be had") -
     )
 
 
-FIELDS: dict[str, Any] = {"capacity": int, "offered": int, "names": list, "form": dict, "columns": list}
-FIELDS |= {"seen": (torch.int64, 0), "generator": (torch.uint8, 1)}
-"""The type of each field of a saved state; for a tensor, its type and number of dimensions."""
+def _is_filled(value: Any) -> bool:
+    """Whether this is a tensor with content."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
 
-FOLDER_FIELDS = {"folder": str, "rows": (torch.int64, 1), "stamps": (torch.int64, 1), "sums": (torch.int32, 2)}
+
+def _tensor(dtype: torch.dtype, dimensions: int) -> Any:
+    return Annotated[Any, lambda value: _is_filled(value) and (value.dtype, value.dim()) == (dtype, dimensions)]
+
+
+FIELDS = {"capacity": int, "offered": int, "names": list[Any], "form": dict[str, Any], "columns": list[Any]}
+FIELDS |= {"seen": _tensor(torch.int64, 0), "generator": _tensor(torch.uint8, 1)}
+"""The kind of each field of a saved state; see `validated`."""
+
+FOLDER_FIELDS = {"folder": str, "rows": _tensor(torch.int64, 1), "stamps": _tensor(torch.int64, 1)}
 """The same for the fields that only buffers in a folder have."""
 
-RAGGED_FIELDS: dict[str, Any] = {"padding": dict, "lengths": (torch.int64, 1)}
-"""The same for the fields that only buffers of samples of different length have."""
+RAGGED_FIELDS = {"padding": dict[str, Any], "lengths": _tensor(torch.int64, 1)}
+"""The same for the fields that only buffers with samples of different length have."""
 
-OPTIONAL = {"sums": FOLDER_FIELDS["sums"], "stored": int, "policy": str}
+OPTIONAL = {"sums": _tensor(torch.int32, 2), "stored": int, "policy": str}
 """Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
 
 
@@ -120,12 +130,15 @@ def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    needed = FIELDS | {key: kind for key, kind in _own_fields(state).items() if key not in OPTIONAL}
-    for key, expected in (needed | OPTIONAL).items():
-        if key not in state and key in needed:
+    kinds = FIELDS | _own_fields(state)
+    for key, kind in (kinds | OPTIONAL).items():
+        if key not in state and key not in OPTIONAL:
             raise _wrong(f"{key!r} is missing")
-        if key in state and not _is(state[key], expected):
-            raise _wrong(f"{key!r} is not of the expected type")
+        if key in state:
+            try:
+                validated(kind, state[key], repr(key))
+            except ValueError:
+                raise _wrong(f"{key!r} is not of the expected type") from None
     try:
         nested = _nests_its_columns(state)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
@@ -175,8 +188,9 @@ def layout_of_state(state: dict[str, Any]) -> Layout:
 
 def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
     """The state with these of its samples alone, in this order."""
-    rows = [key for key in ("rows", "stamps", "sums", "lengths") if key in _own_fields(state)]
-    chosen: dict[str, Any] = {key: state[key][..., kept] for key in rows}
+    chosen: dict[str, Any] = {
+        key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in state
+    }
     if "folder" not in state:
         chosen["columns"] = []
         for name, column in columns_of(state).items():
@@ -186,18 +200,6 @@ def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
             else:
                 chosen["columns"].append(column[kept.to(column.device)])
     return state | chosen
-
-
-def _is(value: Any, expected: Any) -> bool:
-    """Whether `value` is of the type that `FIELDS` says."""
-    if isinstance(expected, type):
-        return type(value) is expected
-    return _is_filled(value) and (value.dtype, value.dim()) == expected
-
-
-def _is_filled(value: Any) -> bool:
-    """Whether this is a tensor with content."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
 
 
 def _nests_its_columns(state: dict[str, Any]) -> bool:

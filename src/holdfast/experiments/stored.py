@@ -15,7 +15,8 @@ from holdfast.analysis.runs import RunAnalysis, analyze_run
 from holdfast.analysis.store import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, read_json, validated, write_json
+from holdfast.results import RunResult
+from holdfast.schema import read_json, validated, write_json
 
 __all__ = ["MEASURES_FILE", "Results", "Skipped", "Stored", "load_results"]
 

@@ -20,7 +20,7 @@ from holdfast.report.charts import Chart, comparison_charts, score_charts, table
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
 from holdfast.report.gallery import Gallery, Picture, Pictures
 from holdfast.report.numbers import Numbers
-from holdfast.report.runs import COLUMNS, by_benchmark, run_numbers
+from holdfast.report.runs import by_benchmark, run_numbers
 from holdfast.report.tables import (
     Block,
     blocks,
@@ -106,7 +106,6 @@ def html_page(
             *_other_sections(runs, filled, gallery),
         ],
         runs=by_benchmark(runs),
-        run_columns=COLUMNS,
         run_numbers=run_numbers(runs),
         cell_numbers=cell_numbers(filled),
         skipped=results.skipped[:MOST_SKIPPED],

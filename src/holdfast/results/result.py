@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
-from holdfast.results.schema import validated
+from holdfast.schema import validated
 
 __all__ = ["RunResult", "environment"]
 

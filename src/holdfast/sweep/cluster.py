@@ -24,7 +24,7 @@ from holdfast.devices import choose_device
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.sweep.remote import Remote
-from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure
+from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure, hand_out
 
 __all__ = ["RayRunner"]
 
@@ -60,19 +60,13 @@ class RayRunner:
     ) -> None:
         data = data_root(job.data).absolute() if job.data else None
         job = job._replace(out=job.out.absolute(), data=data, device=self.device)
-        more = True
+        more, url = True, self.remote.url if self.remote else None
+
+        def start(config: RunConfig) -> None:
+            running[task.remote(config.to_dict(), job, url)] = config
+
         while more or running:
-            while more and len(running) < self._room():
-                try:
-                    config = next(configs)
-                except StopIteration:
-                    more = False
-                    break
-                if config is None:
-                    break
-                url = self.remote.url if self.remote else None
-                running[task.remote(config.to_dict(), job, url)] = config
-                emit(Event("started", config))
+            more = more and hand_out(configs, lambda: len(running) < self._room(), start, emit)
             ready = self.ray.wait(list(running), timeout=POLL)[0] if running else []
             if more and not running:
                 time.sleep(POLL)

@@ -18,8 +18,8 @@ from typing import Any
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.files import locked
-from holdfast.results import read_json
+from holdfast.files import locked, telling
+from holdfast.schema import read_json
 
 __all__ = ["HEARTBEAT", "SILENCE", "Leases", "is_gone", "signature"]
 
@@ -39,14 +39,10 @@ class Leases:
     def acquire(self, config: RunConfig) -> bool:
         """Lease a run; False if a living process has it."""
         path = self._folder / config.fingerprint
-        try:
+        advice = "Make room there, or choose another folder; the same command continues the sweep."
+        with telling(HoldfastError, f"the sweep cannot write to {self._folder}", advice):
             self._folder.mkdir(parents=True, exist_ok=True)
             taken = _create(path) or self._take_over(path)
-        except OSError as error:
-            raise HoldfastError(
-                f"the sweep cannot write to {self._folder}: {error.strerror or error}. Make room there, or choose "
-                "another folder; the same command continues the sweep."
-            ) from error
         if taken:
             self._mine[config] = path
         return taken

@@ -18,6 +18,7 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.files import replacing
+from holdfast.schema import parse_json, write_json
 from holdfast.sweep.leases import HEARTBEAT, SILENCE, is_gone, signature
 
 __all__ = ["Remote"]
@@ -67,8 +68,7 @@ class Remote:
     def mirror(self, config: RunConfig, values: dict[str, object]) -> None:
         """Write the numbers of a result that a node has uploaded into the mirror."""
         assert self.folder is not None
-        with replacing(self.folder / config.fingerprint / results.RESULT) as scratch:
-            scratch.write_text(json.dumps(values) + "\n", "utf-8")
+        write_json(self.folder / config.fingerprint / results.RESULT, values)
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Remote:
         """The signature of the sweep that has the place; empty if there is none that can be read."""
         self._files.invalidate_cache()
         with suppress(FileNotFoundError, ValueError):
-            found = results.parse_json(self._files.cat_file(f"{self._root}/{SWEEP}").decode("utf-8"))
+            found = parse_json(self._files.cat_file(f"{self._root}/{SWEEP}").decode("utf-8"))
             return found if isinstance(found, dict) else {}
         return {}
 
