@@ -28,7 +28,7 @@ SOURCES = "<!-- sources -->"
 CHAOS = "<!-- chaos -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
-NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.+%]+))?\}\}")
+NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -63,9 +63,9 @@ def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
     code, out, err = holdfast(*arguments)
     assert code == 0
     assert "1 runs done, 1 were there" in err
-    assert "30.00±1.00" in out
+    assert "30.00 ± 1.00" in out
     found = results.find(tmp_path / "runs", tiny(seed=1))
-    assert f"{(30.0 + found.accuracy) / 2:.2f}±" in out
+    assert f"{(30.0 + found.accuracy) / 2:.2f} ± " in out
     code, out_again, err = holdfast(*arguments)
     assert code == 0
     assert "0 runs done, 2 were there" in err
@@ -78,13 +78,23 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
             results.save(made_up(config.change(seed=seed), accuracy), tmp_path / "runs")
     code, out, _ = holdfast("small", "--seeds", "3")
     assert code == 0
-    assert "30.50±0.00✓" in out
-    assert "40.00±0.00✗" in out
+    assert "30.50 ± 0.00 (3) ✓" in out
+    assert "40.00 ± 0.00 (3) ✗" in out
     assert "differs: buffer 20, er, rot-mnist: the difference lies between +18.77 and +21.23 (90 %), outside ±2" in out
     assert "1 cells agree, 1 differ, 0 are open, 0 have no run" in out
     assert "rot-mnist: 2 of 2 cells lie over the paper, on average by +10.25" in out
-    assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
+
+
+def test_the_order_of_methods_is_compared(holdfast, tmp_path, small):
+    published = {"mse": 30.0, "er": 20.0, "l1": 10.0}
+    ranked = [replace(cell, published=Published(published[cell.row], 1.0)) for cell in small.cells]
+    del EXPERIMENTS._entries["small"]
+    register(replace(small, cells=tuple(ranked)))
+    for cell, accuracy in zip(small.cells, (30.0, 40.0, 50.0), strict=True):
+        results.save(made_up(cell.config, accuracy), tmp_path / "runs")
+    _, out, _ = holdfast("small", "--seeds", "1")
+    assert any(line.split() == ["tau", "-1.00", "(3)"] for line in out.splitlines())
 
 
 def test_the_field_names_its_sources(holdfast, tmp_path):
@@ -95,8 +105,8 @@ def test_the_field_names_its_sources(holdfast, tmp_path):
         "field", "--only", "benchmark=rot-mnist,method=der,method=esmer", "--only", "buffer_size=200"
     )
     assert code == 0
-    assert "90.10±0.10?" in out
-    assert "90.04±2.61" in out
+    assert "90.10 ± 0.10 (3) ?" in out
+    assert "90.04 ± 2.61" in out
     assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
     told = " ".join(out.split())
     assert "Other papers ran other code, settings and numbers of seeds" in told
@@ -108,7 +118,7 @@ def test_a_single_run_decides_nothing(holdfast, tmp_path, small):
     results.save(made_up(tiny(), 31.0), tmp_path / "runs")
     code, out, _ = holdfast("small", "--seeds", "1", "--only", "method=mse")
     assert code == 0
-    assert "31.00?" in out
+    assert "31.00 (1) ?" in out
     assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
 
 
@@ -197,7 +207,7 @@ def test_results_of_another_protocol_are_not_mixed(holdfast, tmp_path, small):
     assert code == 1  # it lies where the run belongs, and is not overwritten
     assert "of protocol 0" in err
     assert "move it away" in err
-    assert "30.00?" not in out
+    assert "30.00 (1)" not in out
 
 
 def test_robustness_is_measured_once(holdfast, tmp_path, small, monkeypatch):
@@ -261,7 +271,7 @@ def test_figures_are_written_beside_the_results(holdfast, tmp_path, small):
     folder = tmp_path / "runs" / "figures" / "small"
     assert {path.suffix for path in folder.iterdir()} == {".svg", ".png", ".csv"}
     (numbers,) = folder.glob("*.csv")
-    assert numbers.read_text().splitlines()[0] == "line,at,mean,std,published_mean"
+    assert numbers.read_text().splitlines()[1].startswith("small,buffer 20,mse,rot-mnist,accuracy,30,,1,30,1,0,")
     assert "something-small-buffer-20.png in runs/figures/small" in err
     assert "skipped" not in holdfast("small", "--seeds", "1")[2]  # figures are no results
 

@@ -7,7 +7,6 @@ import copy
 import gc
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from holdfast.buffer import BalancedReservoir, Reservoir, ShardedReservoir, pack
 from holdfast.nested import leaves, pad
 from holdfast.rng import generator
 
-from .test_folder import FORK, files_limited_to
+from .test_folder import ACTIONS, FORK, files_limited_to, live_through
 from .test_forget import POLICIES
 
 WIDTH = 12
@@ -410,51 +409,34 @@ def test_widened_answers(tmp_path):
         assert buffer.contents().logits.shape == (4, 3, 3)
 
 
-ACTIONS = ["save", "save half", "fail to save", "roll back", "kill", "kill, load only", "sample", "drop"]
+def test_widened_answers_stay_in_their_slots(tmp_path):
+    """Slots are not filled in order where a sample of a minibatch takes the place of another one."""
+    for seed in range(5):
+        one, other = (make(padding=each, capacity=3, seed=seed) for each in ({"tokens": 0, "logits": 0}, None))
+        for each, width in ((one, None), (other, WIDTH)):
+            x, _, logits = batch(range(8), width)
+            each.add(x, x["id"], logits["values"])
+        one.widen(4)
+        assert torch.equal(one.contents().y, other.contents().y)
+        assert torch.equal(one.sample(2).y, other.sample(2).y)
 
 
-@given(st.lists(st.integers(0, 15) | st.sampled_from(ACTIONS), min_size=5, max_size=30), st.integers(1, 12))
+@given(st.lists(st.integers(0, 15) | ACTIONS, min_size=5, max_size=30), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_a_folder_killed_at_any_moment_continues_from_the_last_checkpoint(tmp_path_factory, actions, capacity):
-    """Against a buffer in memory whose states are copied whole. Numbers are samples added."""
+    """Every second time, room is reserved before."""
+
+    def add(buffers, size):
+        if size % 2:
+            buffers[0].reserve(*batch(range(buffers[0].offered, buffers[0].offered + size)))
+        offer(buffers, buffers[0].offered, size)
+
     folder = tmp_path_factory.mktemp("any") / "buffer"
-    buffer, oracle, start = make(folder, capacity), make("device", capacity), 0
-    saved, expected, kept = None, None, copy.deepcopy(oracle.state_dict())
-    for action in [*actions, "kill"]:
-        match action:
-            case int(size):
-                buffer.reserve(*batch(range(start, start + size)))
-                offer((buffer, oracle), start, size)
-                start += size
-            case "sample" if oracle.stored:
-                assert_same(buffer.sample(3), oracle.sample(3))
-            case "drop":
-                for each in (buffer, oracle):
-                    each.forget(lambda stored: stored.x["id"] % 4 == 1)
-            case "save" | "save half":
-                saved, expected = copy.deepcopy(buffer.state_dict()), copy.deepcopy(oracle.state_dict())
-                if action == "save":  # else killed between writing the checkpoint and telling the buffer
-                    buffer.commit(saved)
-                    kept = expected
-            case "fail to save":
-                buffer.state_dict()
-            case "roll back" if saved is not None:
-                buffer.load_state_dict(saved)
-                oracle.load_state_dict(expected)
-            case "kill" | "kill, load only":
-                buffer.close()
-                buffer, oracle = make(folder, capacity), make("device", capacity)
-                oracle.load_state_dict(kept)
-                assert buffer.offered == oracle.offered
-                if saved is not None:
-                    buffer.load_state_dict(saved)
-                    oracle.load_state_dict(expected)
-                if saved is not None and action == "kill":  # what Learner.load does
-                    buffer.commit()
-                    kept = expected
-        assert buffer.stored == oracle.stored
-        if oracle.stored:
-            assert_same(buffer.contents(), oracle.contents())
+    buffer, oracle = live_through(actions, folder, capacity, make, add, assert_same)
+    if oracle.stored:
+        assert_same(buffer.contents(), oracle.contents())
+    buffer.commit()
+    assert len(list(folder.glob("*.sample"))) == buffer.stored
     buffer.close()
     shutil.rmtree(folder.parent)
 
@@ -721,11 +703,46 @@ def test_the_most_exact_name_of_a_tensor_counts():
     assert padded["b"].tolist() == [[1, 9]]
 
 
+# --- learners --------------------------------------------------------------------------------------------------------
+
+
+def learner(storage, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(60, 4), torch.nn.Linear(4, 9))
+    options = {"class_dim": -1, "answers": hf.TopK(3), "padding": {"x": 0, "y": -100}, "regularizer": "kl"}
+    optimizer = torch.optim.Adam(model.parameters())
+    return hf.ConsistencyReplay(model, optimizer, buffer_size=6, storage=storage, seed=seed, **options)
+
+
+def texts(step):
+    x, y, _ = batch(range(5 * step + 1, 5 * step + 5))  # the labels of samples of one position are all -100
+    return x["tokens"], y
+
+
+@pytest.mark.parametrize("storage", ["host", "folder"])
+def test_learners_learn_the_same_and_continue_exactly(tmp_path, storage):
+    whole, file = learner("device"), tmp_path / "kept.safetensors"
+    losses = [whole.observe(*texts(step)) for step in range(12)]
+    one = learner(place(tmp_path, storage))
+    got = [one.observe(*texts(step)) for step in range(5)]
+    one.save(file)
+    one.observe(*texts(5))
+    one.buffer.close()
+    one = learner(place(tmp_path, storage), seed=9)
+    one.load(file)
+    assert got + [one.observe(*texts(step)) for step in range(5, 12)] == losses
+    for mine, theirs in zip(one.buffer.contents(), whole.buffer.contents(), strict=True):
+        for part, same in zip(leaves(mine, "part").values(), leaves(theirs, "part").values(), strict=True):
+            assert torch.equal(part, same)
+
+
 @pytest.mark.parametrize("storage", STORAGES)
-def test_learners_pass_padding_on(tmp_path, storage):
-    model = torch.nn.Sequential(torch.nn.Embedding(60, 4), torch.nn.Flatten(0, 1), torch.nn.Linear(4, 3))
-    learner = hf.ExperienceReplay(
-        model, torch.optim.SGD(model.parameters()), buffer_size=5, padding={"x": 0}, storage=place(tmp_path, storage)
-    )
-    assert learner.padding == learner.buffer.padding == {"x": 0}
-    assert Path.cwd().exists()
+def test_no_room_is_noticed_before_the_weights_move(tmp_path, storage, monkeypatch):
+    one, twin = learner(place(tmp_path, storage)), learner("device")
+    with monkeypatch.context() as patch:
+        patch.setattr(ragged, "_free_bytes", lambda _: 100)
+        with pytest.raises(hf.StorageError, match=r"needs [\d,]+ bytes in .*, where 100 are free"):
+            one.observe(*texts(0))
+    for step in range(4):
+        assert one.observe(*texts(step)) == twin.observe(*texts(step))

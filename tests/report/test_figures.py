@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 
 from holdfast.analysis.comparisons import METHODS as ORDER
 from holdfast.analysis.comparisons import comparisons, method_order
@@ -14,8 +15,8 @@ from holdfast.config import RunConfig
 from holdfast.experiments import EXPERIMENTS, assess
 from holdfast.report.charts import comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import inline_svg, save_figure
-from holdfast.report.draw.runs import draw_dots, draw_lines, spread
-from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_style
+from holdfast.report.draw.runs import DARK_CELLS, draw_dots, draw_lines, spread
+from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, color_map, method_style
 from holdfast.report.numbers import Numbers
 from holdfast.report.series import Dot, Line
 
@@ -136,8 +137,8 @@ def test_differences_stand_around_the_published_value_and_far_ones_are_arrows():
     dots = [Dot("er", "er", 1.0, -0.5, 2.5), Dot("dino", "dino", -27.0, -60.0, 5.0)]
     (panel,) = draw_dots({"rot-mnist": dots}, bands={"rot-mnist": 2.0}).axes
     low, high = panel.get_xlim()
-    assert -low == high == 12.0  # around the published value, at most six bands
-    assert [line.get_marker() for line in panel.get_lines() if abs(line.get_xdata()[0]) == 12.0] == ["<"]
+    assert -low == high == 3.0  # around the published value; what is far off does not squeeze the rest
+    assert [line.get_marker() for line in panel.get_lines() if line.get_xdata()[0] == -3.0] == ["<"]
     assert len(panel.patches) == 1  # the band
 
 
@@ -170,6 +171,14 @@ def test_the_ink_in_coloured_cells_does_not_change_with_the_theme():
     numbers = re.findall(r"<text[^>]*style=\"([^\"]*)\"[^>]*>\d+</text>", svg)
     assert any("#fefefe" in style for style in numbers)
     assert not any("--paper" in style for style in numbers)
+
+
+def test_heat_maps_can_be_read_in_both_themes():
+    colors = [to_hex(color_map()(step)) for step in range(256)]
+    assert min(contrast(color, DARK["paper"]) for color in colors) > 2  # the darkest cell is no hole in the page
+    edge = round(DARK_CELLS * 255)
+    assert min(contrast(color, "#fefefe") for color in colors[:edge]) >= 4.5
+    assert min(contrast(color, "#000000") for color in colors[edge:]) >= 4.5
 
 
 def test_control_characters_in_names_are_drawn_as_codes(tmp_path):
@@ -210,3 +219,37 @@ def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():
     assert "var(--ink)" in svg
     assert not re.search(r'id="(?!fig-)', svg)
     assert all(f'id="{target}"' in svg for target in re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+
+
+MEASURED = {
+    **{"ece": 20.0, "recency_gap": 0.2, "last_task_probability": 0.4, "mra": 50.0},
+    **{f"task_probability_{task}": 0.3 for task in range(1, 11)},
+    **{f"robust_{kind}": 50.0 for kind in ("noise", "blur", "weather", "digital")},
+}
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_each_experiment_draws_its_figure(name, stored):
+    experiment = EXPERIMENTS[name]
+    benchmark = "rot-mnist" if name in ("forward-transfer", "field") else experiment.cells[0].config.benchmark
+    chosen = [cell.config for cell in experiment.cells if cell.config.benchmark == benchmark]
+    runs = [make(config, torch.full((5, 5), 50.0 + place % 7)) for place, config in enumerate(dict.fromkeys(chosen))]
+    results = stored(*runs)
+    for one in results:
+        one.measures.update(MEASURED)
+    charts = [chart for found in table_charts(assess(experiment, results)).values() for chart in found]
+    assert charts
+    for chart in charts:
+        assert drawn(chart.draw(title=chart.title)) == ([], []), chart.title
+        assert len(chart.numbers.rows) > 2
+        assert len(chart.alt) > len(chart.title)
+
+
+def test_reliability_diagrams_are_drawn_where_there_are_logits(stored):
+    result = make(RunConfig.preset("seq-cifar10", "er", buffer_size=500), square(60.0, 5))
+    for task in range(5):
+        result.logits[f"logits.{task}"] = torch.eye(10)[2 * task : 2 * task + 2]
+        result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
+    (chart,) = table_charts(assess(EXPERIMENTS["calibration"], stored(result)))["seq-cifar10"]
+    assert chart.title == "Expected calibration error: reliability, seq-cifar10"
+    assert sum(row[-1] for row in chart.numbers.rows) == 10

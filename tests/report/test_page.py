@@ -126,8 +126,8 @@ def test_every_run_tells_how_it_came_about(page):
     text = " ".join(Page(page).all("section", id="runs")[0]["text"].split())
     for result in PAPER:
         assert result.config.fingerprint in text
-    assert "holdfast 0.1.0 (0123456), torch 2.13.0, Python 3.11.7" in text
-    assert "x86_64 (cpu, threads 1)" in text
+    assert "holdfast 0.1.0, commit 0123456789abcdef, torch 2.13.0, python 3.11.7, device x86_64" in text
+    assert "The same for all: benchmark mnist-360, model mlp" in text
     assert "replay size" in text
 
 
@@ -168,6 +168,18 @@ def test_only_the_pages_own_script_may_run(page):
 def test_the_same_results_give_the_same_page(stored):
     results = stored(*PAPER, run("er", 80.0), run("l2", 85.0))
     assert render_report(results) == render_report(results)
+
+
+def test_nothing_is_drawn_of_one_or_two_numbers_and_nothing_twice(page):
+    parsed = Page(page)
+    titles = [figure["text"].partition(". ")[0].strip() for figure in parsed.all("figcaption")]
+    assert "Ours minus published: table1, buffer 200" in titles  # er, l2, mse
+    assert not any("no buffer" in title for title in titles)  # sgd alone
+    assert len(titles) == len(set(titles))
+    assert "no result yet" not in parsed.all("main")[0]["text"]
+    rows = [row["text"] for row in parsed.all("th", scope="row")]
+    assert "linf" not in rows
+    assert "No results yet for joint, l1, linf" in parsed.all("section", id="experiment-table1")[0]["text"]
 
 
 def test_a_single_run_is_enough(stored):

@@ -10,17 +10,8 @@ from math import isnan
 from holdfast.config import RunConfig
 from holdfast.results import RunResult
 
-__all__ = [
-    "APPROXIMATE",
-    "METHODS",
-    "REGULARIZERS",
-    "STRICT",
-    "Comparison",
-    "Variant",
-    "comparisons",
-    "method_order",
-    "variants",
-]
+__all__ = ["APPROXIMATE", "METHODS", "REGULARIZERS", "STRICT"]
+__all__ += ["Comparison", "Variant", "comparisons", "method_order", "variants"]
 
 REGULARIZERS = ("l1", "l2", "linf", "kl", "mse", "mi", "simclr", "byol", "dino", "barlow")
 """In the order of the paper's tables."""
@@ -32,9 +23,6 @@ METHODS = ("joint", "sgd", "er", *STRICT, *APPROXIMATE)
 
 WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""
-
-MOST = 14
-"""Lines that one picture can hold: the paper's 13 methods and one more."""
 
 
 @dataclass(frozen=True)
@@ -100,29 +88,13 @@ def comparisons(results: Iterable[RunResult]) -> list[Comparison]:
         for size in _sizes(runs):
             inside = [run for run in runs if run.config.buffer_size in (size, None)]
             title = _title(inside[0].config, size, same_benchmark)
-            found += _readable(Comparison(title, tuple(variants(inside))))
+            found.append(Comparison(title, tuple(variants(inside))))
     return found
 
 
 def _sizes(runs: Iterable[RunResult]) -> list[int] | list[None]:
     """The buffer sizes among the runs; None alone if no run has a buffer."""
     return sorted({run.config.buffer_size for run in runs if run.config.buffer_size is not None}) or [None]
-
-
-def _readable(comparison: Comparison) -> list[Comparison]:
-    """The comparison, or, if it has too many lines for one picture, one per method that has several variants."""
-    if len(comparison.variants) <= MOST:
-        return [comparison]
-    by_method: dict[str, list[Variant]] = defaultdict(list)
-    for variant in comparison.variants:
-        by_method[variant.method].append(variant)
-    single = tuple(namesakes[0] for namesakes in by_method.values() if len(namesakes) == 1)
-    parts = [Comparison(comparison.title, single)] if single else []
-    return parts + [
-        Comparison(f"{comparison.title}, {method}", tuple(namesakes))
-        for method, namesakes in by_method.items()
-        if len(namesakes) > 1
-    ]
 
 
 def _title(config: RunConfig, buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:

@@ -10,8 +10,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from holdfast.buffer.layout import Column, Layout, affordable, columns_of, layout_of
-from holdfast.buffer.owned import ADVICE, Array, OwnedFolder
+from holdfast.buffer.layout import Column, Layout, affordable, columns_of, layout_of, layout_of_state
+from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, damaged
 from holdfast.buffer.rows import RowFile, checksums
 from holdfast.errors import StorageError, UsageError
 from holdfast.files import flush
@@ -20,9 +20,7 @@ __all__ = ["Folder"]
 
 
 class Folder(OwnedFolder):
-    """Columns in files: read through a mapping into memory, a small part at a time, and written row by row.
-
-    There is a file of raw rows for each column, which grows with the number of stored samples.
+    """Columns in files of raw rows, which grow with the number of stored samples.
 
     A row that a saved state refers to is not overwritten before a later state is on the disk. A sample that takes a
     slot goes to a free row instead, and a table says which row each slot is in. So a state consists of little more
@@ -123,7 +121,7 @@ class Folder(OwnedFolder):
         with self._access():
             for file in (self._stamps, *self._files):
                 file.flush()
-            self._check_place(self._in_place())
+            self._check_place()
             flush(self.path)
         rows = self._row[:count].copy()
         self._referenced[rows] = True
@@ -142,7 +140,7 @@ class Folder(OwnedFolder):
             return
         rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
         with self._access():
-            files = self._open(layout_of(columns_of(state)))
+            files = self._open(layout_of_state(state))
             known = rows.min() >= 0 and rows.max() < len(self._stamps) and len(numpy.unique(rows)) == len(rows)
             if not known or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
                 raise self._unknown(state)
@@ -161,20 +159,24 @@ class Folder(OwnedFolder):
         for file, expected in zip(files, sums, strict=True):
             wrong = int((file.checksums(rows) != expected).sum())
             if wrong:
-                raise StorageError(
-                    f"{file.path} is damaged: {wrong} of {len(rows)} samples are not as they were written. {ADVICE}"
-                )
+                raise damaged(file.path, wrong, len(rows))
         self._verified = stated
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a state of this folder, or copy one from memory into the files."""
-        saved = columns_of(state)
+        saved, layout = columns_of(state), layout_of_state(state)
         if "folder" not in state:
-            self._load_from_memory(saved)
+            if saved:
+                self.make(layout)
+                self.reserve(list(saved.values()))
+            self._row[:] = -1
+            self._find_free()
+            if saved:
+                self.write(torch.arange(len(state["columns"][0])), [saved[name] for name in self.layout])
             return
         rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
         with self._access():
-            self._use(layout_of(saved))
+            self._use(layout)
             sums = state["sums"].numpy(force=True) if "sums" in state else [f.checksums(rows) for f in self._files]
         self._row[:] = -1
         self._row[: len(rows)], self._stamp[: len(rows)] = rows, stamps
@@ -183,25 +185,14 @@ class Folder(OwnedFolder):
         self._referenced[rows] = True
         self._find_free()
 
-    def _load_from_memory(self, saved: dict[str, Tensor]) -> None:
-        if saved:
-            self.make(layout_of(saved))
-            self.reserve(list(saved.values()))
-        self._row[:] = -1
-        self._find_free()
-        if saved:
-            self.write(torch.arange(len(next(iter(saved.values())))), [saved[name] for name in self.layout])
-
     def commit(self, state: dict[str, Any]) -> None:
         """Write `state` to the folder; rows and files that only other states refer to are free then."""
-        with self._access():
-            self._check_place(self._in_place())
-        self._write_state(state)
+        super().commit(state)
         self._referenced[:] = False
         self._referenced[state["rows"].numpy()] = True
         self._find_free()
         with self._access():
-            used = self._open(layout_of(columns_of(state)))
+            used = self._open(layout_of_state(state))
             self._discard(file.path for file in (self._stamps, *self._files, *used))
 
     def close(self) -> None:
@@ -211,8 +202,8 @@ class Folder(OwnedFolder):
         super().close()
 
     def _in_place(self) -> bool:
-        """Whether the open files are still those in the folder."""
-        return all(file.in_place() for file in (self._stamps, *self._files))
+        """Whether the files in use are still those in the folder."""
+        return super()._in_place() and all(file.in_place() for file in (self._stamps, *self._files))
 
     def _use(self, layout: Layout) -> None:
         """Let these be the columns, with no checksums yet."""

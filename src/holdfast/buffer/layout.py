@@ -114,16 +114,15 @@ def _tensor(dtype: torch.dtype, dimensions: int) -> Any:
 
 FIELDS = {"capacity": int, "offered": int, "names": list[Any], "form": dict[str, Any], "columns": list[Any]}
 FIELDS |= {"seen": _tensor(torch.int64, 0), "generator": _tensor(torch.uint8, 1)}
-"""The kind of each field of a saved state, as `validated` has them."""
+"""The kind of each field of a saved state; see `validated`."""
 
 FOLDER_FIELDS = {"folder": str, "rows": _tensor(torch.int64, 1), "stamps": _tensor(torch.int64, 1)}
-FOLDER_FIELDS |= {"sums": _tensor(torch.int32, 2)}
 """The same for the fields that only buffers in a folder have."""
 
 RAGGED_FIELDS = {"padding": dict[str, Any], "lengths": _tensor(torch.int64, 1)}
-"""The same for the fields that only buffers of samples of different length have."""
+"""The same for the fields that only buffers with samples of different length have."""
 
-OPTIONAL = {"sums": FOLDER_FIELDS["sums"], "stored": int, "policy": str}
+OPTIONAL = {"sums": _tensor(torch.int32, 2), "stored": int, "policy": str}
 """Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
 
 
@@ -131,14 +130,15 @@ def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    needed = FIELDS | {key: kind for key, kind in _own_fields(state).items() if key not in OPTIONAL}
-    for key, kind in (needed | OPTIONAL).items():
-        if key not in state and key in needed:
+    kinds = FIELDS | _own_fields(state)
+    for key, kind in (kinds | OPTIONAL).items():
+        if key not in state and key not in OPTIONAL:
             raise _wrong(f"{key!r} is missing")
-        try:
-            validated(kind if key in state else Any, state.get(key), key)
-        except ValueError:
-            raise _wrong(f"{key!r} is not of the expected type") from None
+        if key in state:
+            try:
+                validated(kind, state[key], repr(key))
+            except ValueError:
+                raise _wrong(f"{key!r} is not of the expected type") from None
     try:
         nested = _nests_its_columns(state)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
@@ -188,8 +188,9 @@ def layout_of_state(state: dict[str, Any]) -> Layout:
 
 def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
     """The state with these of its samples alone, in this order."""
-    rows = [key for key in ("rows", "stamps", "sums", "lengths") if key in _own_fields(state)]
-    chosen: dict[str, Any] = {key: state[key][..., kept] for key in rows}
+    chosen: dict[str, Any] = {
+        key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in state
+    }
     if "folder" not in state:
         chosen["columns"] = []
         for name, column in columns_of(state).items():

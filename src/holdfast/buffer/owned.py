@@ -17,7 +17,7 @@ from holdfast.errors import StorageError, UsageError
 from holdfast.files import flush, lock
 from holdfast.schema import read_json, write_json
 
-__all__ = ["ADVICE", "Array", "OwnedFolder"]
+__all__ = ["ADVICE", "Array", "OwnedFolder", "damaged"]
 
 VERSION = 1
 """Raised whenever folders are laid out differently; folders of another version are refused."""
@@ -55,6 +55,12 @@ class OwnedFolder:
         """The state that was committed last, None if there is none."""
         return checkpoint.read(self.path / STATE, "buffer").state if (self.path / STATE).exists() else None
 
+    def commit(self, state: dict[str, Any]) -> None:
+        """Write `state` to the folder."""
+        with self._access():
+            self._check_place()
+        checkpoint.write(self.path / STATE, "buffer", state)
+
     def close(self) -> None:
         """Leave the folder to others; nothing can be read or written any more."""
         self._unlock()
@@ -79,19 +85,19 @@ class OwnedFolder:
         self._next += count
         return range(self._next - count, self._next)
 
-    def _check_place(self, files: bool) -> None:
-        """Raise if the folder is no longer where it was, or its `files` are not: what is written would be lost."""
-        there = False
-        with suppress(FileNotFoundError):
-            there = os.path.samestat(os.fstat(self._handle), (self.path / "lock").stat())
-        if not there or not files:
-            raise StorageError(
-                f"{self.path} was removed, moved or replaced while the buffer was in use, so it cannot be saved. Put "
-                "the folder back, or start anew from the last checkpoint and a copy of the folder that belongs to it."
-            )
+    def _in_place(self) -> bool:
+        """Whether the files in use are still those in the folder."""
+        return os.path.samestat(os.fstat(self._handle), (self.path / "lock").stat())
 
-    def _write_state(self, state: dict[str, Any]) -> None:
-        checkpoint.write(self.path / STATE, "buffer", state)
+    def _check_place(self) -> None:
+        """Raise if the folder or its files are no longer where they were: what is written would be lost."""
+        with suppress(FileNotFoundError):
+            if self._in_place():
+                return
+        raise StorageError(
+            f"{self.path} was removed, moved or replaced while the buffer was in use, so it cannot be saved. Put "
+            "the folder back, or start anew from the last checkpoint and a copy of the folder that belongs to it."
+        )
 
     def _discard(self, needed: Iterable[Path]) -> None:
         """Remove all files of samples but those."""
@@ -116,7 +122,7 @@ class OwnedFolder:
         try:
             about = read_json(path)
             version, capacity = about["version"], about["capacity"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{path} is damaged: {error!r}. {ADVICE}") from None
         if version != VERSION:
             raise StorageError(
@@ -128,6 +134,11 @@ class OwnedFolder:
                 f"{self.path} holds a buffer of {capacity} samples, not {self.capacity}. "
                 f"Use a buffer size of {capacity}, or another folder."
             )
+
+
+def damaged(path: Path, wrong: int, count: int) -> StorageError:
+    """The error for samples that changed on the disk."""
+    return StorageError(f"{path} is damaged: {wrong} of {count} samples are not as they were written. {ADVICE}")
 
 
 @contextmanager

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from holdfast.buffer.layout import Column, Layout, affordable, layout_of_state, unaffordable
-from holdfast.buffer.memory import check_in_memory
-from holdfast.buffer.owned import ADVICE, Array, OwnedFolder
+from holdfast.buffer.memory import InMemory
+from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, damaged
 from holdfast.buffer.packing import Packing, ragged_state
-from holdfast.buffer.rows import checksums, fill, preallocate
+from holdfast.buffer.rows import checksums, preallocate, write_at
 from holdfast.errors import StorageError
 from holdfast.files import flush
 from holdfast.nested import fills_of
@@ -72,7 +72,7 @@ class Ragged(Generic[Entry]):
 
     def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None:
         """Put `convert(column)` in the place of a column; of one that varies, a row is a position."""
-        columns, lengths = self._packing.join(self._get(self._samples.values()))
+        columns, lengths = self._packing.join(self._get(self._samples[slot] for slot in range(len(self._samples))))
         number, before = list(self.layout).index(name), self.layout[name]
         columns[number] = after = convert(columns[number])
         shape = (*before.shape[: name in self._packing.fills], *after.shape[1:])
@@ -103,7 +103,7 @@ class Ragged(Generic[Entry]):
         return self._packing.pad(*self._packing.join(self._get(self._samples[slot] for slot in slots)))
 
 
-class RaggedMemory(Ragged[Tensor]):
+class RaggedMemory(InMemory, Ragged[Tensor]):
     """Samples in the memory of `home`, each in bytes of its own."""
 
     def __init__(self, capacity: int, device: torch.device, home: torch.device, padding: Mapping[str, float]) -> None:
@@ -134,19 +134,6 @@ class RaggedMemory(Ragged[Tensor]):
         """What `load` needs to restore the first `count` slots: the columns without padding, on the host."""
         samples = [self._samples[slot].cpu() for slot in range(count)]
         return ragged_state(*(self._packing.join(samples) if count else ([], [])), self._packing)
-
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise if the samples of `state` are in a folder."""
-        check_in_memory(state)
-
-    def committed(self) -> None:
-        """Nothing outlives the process."""
-
-    def commit(self, state: dict[str, Any]) -> None:
-        """Nothing: checkpoints hold the samples."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _put(self, contents: Sequence[Tensor]) -> list[Tensor]:
         return list(contents)
@@ -234,7 +221,7 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
         samples = [self._samples[slot] for slot in range(count)]
         numbers = {sample.number for sample in samples}
         with self._access():
-            self._check_place(self._in_place())
+            self._check_place()
             for number in numbers & self._unflushed:
                 flush(self._path(number))
             flush(self.path)
@@ -256,11 +243,9 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
         if len(numbers) < len(samples) or not all(self._path(number).exists() for number in numbers):
             raise self._unknown(state)
         with self._access():
-            damaged = sum(sample[1:] != _described(self._content(sample)) for sample in samples)
-        if damaged:
-            raise StorageError(
-                f"{self.path} is damaged: {damaged} of {len(samples)} samples are not as they were written. {ADVICE}"
-            )
+            wrong = sum(sample[1:] != _described(self._content(sample)) for sample in samples)
+        if wrong:
+            raise damaged(self.path, wrong, len(samples))
         self._verified = samples
 
     def load(self, state: dict[str, Any]) -> None:
@@ -274,13 +259,18 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
 
     def commit(self, state: dict[str, Any]) -> None:
         """Write `state` to the folder; files that only other states refer to are removed then."""
-        with self._access():
-            self._check_place(self._in_place())
-        self._write_state(state)
+        super().commit(state)
         self._referenced = {sample.number for sample in _stated(state)}
         present = {sample.number for sample in self._samples.values()}
         with self._access():
             self._discard(map(self._path, {*self._referenced, *present, *(number for number, _ in self._spares)}))
+
+    def close(self) -> None:
+        """Leave the folder to others; nothing can be read or written any more."""
+        with suppress(StorageError), self._access():
+            for number, _ in self._spares:
+                self._path(number).unlink(missing_ok=True)
+        super().close()
 
     def _put(self, contents: Sequence[Tensor]) -> list[_Sample]:
         numbers: list[int] = []
@@ -289,7 +279,7 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
                 for content in contents:
                     numbers.append(self._spares.pop()[0] if self._spares else self._numbers(1)[0])
                     with self._opened(numbers[-1]) as handle:
-                        fill(handle, content.numpy().data)
+                        write_at(handle, content.numpy().data, 0)
                         os.ftruncate(handle, len(content))
         except StorageError:
             self._spares += [(number, 0) for number in numbers]
@@ -311,9 +301,8 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
 
     def _in_place(self) -> bool:
         """Whether the files of all samples are in the folder."""
-        with suppress(FileNotFoundError):
-            return {self._path(sample.number) for sample in self._samples.values()} <= set(self.path.iterdir())
-        return False
+        used = {self._path(sample.number) for sample in self._samples.values()}
+        return super()._in_place() and used <= set(self.path.iterdir())
 
     def _path(self, number: int) -> Path:
         return self.path / f"{number}.sample"

@@ -331,16 +331,13 @@ class Reservoir:
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
                 f"make it with a buffer size of {state['capacity']}."
             )
-        if state.get("policy", "reservoir") != self.policy:
-            saved = state.get("policy", "reservoir")
-            raise UsageError(
-                f"the saved buffer has the policy {saved!r}, this one {self.policy!r}; make it with {saved!r}."
-            )
-        padding = None if self.padding is None else fills_of(state["names"], self.padding)
-        if state.get("padding") != padding:
-            raise UsageError(
-                f"the saved buffer has the padding {state.get('padding')}, this one {padding}; make them alike."
-            )
+        policy, padding = state.get("policy", "reservoir"), state.get("padding")
+        fills = None if self.padding is None else fills_of(state["names"], self.padding)
+        for what, saved, own in (("policy", policy, self.policy), ("padding", padding, fills)):
+            if saved != own:
+                raise UsageError(
+                    f"the saved buffer has the {what} {saved!r}, this one {own!r}; make it with {saved!r}."
+                )
         if self._offered and state["columns"] and "folder" not in state:
             check_fit(layout_of_state(state), self._storage.layout, "the saved samples")
         restore(torch.Generator(self.generator.device), state["generator"])

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,15 +29,14 @@ from holdfast.experiments import (
     Experiment,
     Results,
     Table,
-    Verdict,
     assess,
     find_experiment,
     load_results,
 )
 from holdfast.registry import unknown_name
 from holdfast.report import write_table_figures
-from holdfast.report.tables import column_title, derived_blocks, table_json
-from holdfast.report.text import duration, plus_minus
+from holdfast.report.tables import Block, CellText, blocks, derived_blocks, table_json
+from holdfast.report.text import duration
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.sweep.forecast import Forecast
 
@@ -255,17 +253,15 @@ def _span(told: Forecast, missing: list[RunConfig]) -> str:
 def _show(made: Table) -> None:
     """Show the table block by block, then how it agrees with the paper, and the claims."""
     tell(f"{made.experiment.title} ({made.experiment.source})", output)
-    for group in made.groups:
-        output.print(_block(made, group))
-    for block in derived_blocks(made):
-        rows = [(name, *(cell.ours for cell in cells)) for name, cells in block.rows]
-        output.print(table(block.title, ("", *block.columns), rows))
+    for block in (*blocks(made), *derived_blocks(made)):
+        output.print(_grid(block))
     agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
     tell(
         "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
         f"{agree} cells agree, {differ} differ, {undecided} are open, {missing} have no run. A cell agrees (✓) if the "
         "90 % interval of the difference of means lies inside ±2 points, or ±0.04 for probabilities. It differs (✗) if "
-        "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
+        "the interval lies outside, or if our runs scatter ten times as widely as the published ones. Otherwise, and "
+        "with fewer than 3 runs, it is open (?).",
         output,
     )
     for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
@@ -283,32 +279,24 @@ def _show(made: Table) -> None:
                 tell(f"  except {where}: {numbers}", output)
 
 
-def _block(made: Table, group: str) -> Grid:
-    rows = made.rows(group)
-    columns = [c for c in made.columns if any(made.at(group, row, c) for row in rows)]
-    grid = Grid(
-        "", *map(column_title, columns), title=group, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
+def _grid(block: Block) -> Grid:
+    """A block for the terminal: our numbers above the published ones."""
+    grid = Grid("", *block.columns, title=block.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for column in grid.columns[1:]:
         column.justify = "right"
-    for row in rows:
-        grid.add_row(row, *(_text(made.at(group, row, column)) for column in columns))
-    taus = {rank.column: f"{rank.tau:.2f}" for rank in made.ranks if rank.group == group}
-    if taus:
+    for name, cells in block.rows:
+        grid.add_row(name, *map(_text, cells))
+    if block.footer:
         grid.add_section()
-        grid.add_row("tau", *(taus.get(column, "") for column in columns))
+        grid.add_row("tau", *block.footer)
     return grid
 
 
-def _text(verdict: Verdict | None) -> str:
+def _text(cell: CellText) -> str:
     """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
-    if verdict is None:
-        return ""
-    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
-    short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
-    write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
-    ours = (write(verdict.mean, verdict.std) or "-") + short
-    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published[:2])}[/dim] "
+    color = {"agrees": "green", "differs": "red"}.get(cell.status, "none")
+    ours = f"{cell.ours} [{color}]{cell.mark}[/{color}]" if cell.status in JUDGED else cell.ours or cell.mark
+    return f"{ours}\n[dim]{cell.published}[/dim]" if cell.published else ours
 
 
 def _conclude(summary: SweepSummary) -> None:

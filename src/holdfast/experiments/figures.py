@@ -60,7 +60,7 @@ def _gains(table: Table) -> Mapping[str, Mapping[str, float]]:
     }
 
 
-register(
+for _experiment in (
     Experiment(
         "task-performance",
         "Accuracy on every task of S-CIFAR-10 as training goes on",
@@ -69,9 +69,7 @@ register(
         _grid("seq-cifar10", ["accuracy"]),
         figure="matrices",
         numbers={"figure6": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "overview",
         "Gains over ER on S-TinyImageNet in accuracy, recency and calibration",
@@ -81,9 +79,7 @@ register(
         figure="gains",
         derive=_gains,
         numbers={"figure1": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "calibration",
         "Expected calibration error",
@@ -92,9 +88,7 @@ register(
         tuple(cell for benchmark in TASKS for cell in _grid(benchmark, ["ece"])),
         figure="reliability",
         numbers={"figure4": CIFAR, "figure7": TINY},
-    )
-)
-register(
+    ),
     Experiment(
         "recency",
         "Average probability given to each task's classes",
@@ -103,9 +97,7 @@ register(
         tuple(cell for benchmark in TASKS for cell in _grid(benchmark, _task_probabilities(benchmark))),
         figure="recency",
         numbers={"figure5": CIFAR, "figure8": TINY},
-    )
-)
-register(
+    ),
     Experiment(
         "robustness",
         "Accuracy on S-CIFAR-10 under common corruptions",
@@ -114,5 +106,6 @@ register(
         _grid("seq-cifar10", ROBUSTNESS),
         figure="robustness",
         numbers={"figure3": ""},
-    )
-)
+    ),
+):
+    register(_experiment)

@@ -75,7 +75,7 @@ def _beta() -> Iterator[Cell]:
             yield _cell("table_beta", *place, config, variant=f"/beta={beta:g}")
 
 
-register(
+for _experiment in (
     Experiment(
         "table1",
         "Accuracy of ER and ER with each regularizer",
@@ -83,9 +83,7 @@ register(
         "Consistency improves ER on all five benchmarks; sgd and joint are the bounds.",
         tuple(_main()),
         numbers={"table2": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "long-sequences",
         "Accuracy on S-CIFAR-100 cut into 5, 10 and 20 tasks",
@@ -94,9 +92,7 @@ register(
         tuple(_long_sequences()),
         figure="lines",
         numbers={"table3": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "low-buffer",
         "Accuracy on S-CIFAR-10 with 10 to 100 stored samples",
@@ -105,9 +101,7 @@ register(
         tuple(_low_buffer()),
         figure="lines",
         numbers={"table4": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "forward-transfer",
         "Forward transfer on R-MNIST",
@@ -115,9 +109,7 @@ register(
         "What was learned helps with rotations not yet seen, most with strict regularizers.",
         tuple(_forward_transfer()),
         numbers={"table5": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "alpha",
         "ER on S-CIFAR-10 with the replayed loss weighted by alpha",
@@ -125,9 +117,7 @@ register(
         "Weighting replay more does not mend ER's recency bias.",
         tuple(_alpha()),
         numbers={"table6": ""},
-    )
-)
-register(
+    ),
     Experiment(
         "beta",
         "Approximate regularizers on S-TinyImageNet by beta",
@@ -136,5 +126,6 @@ register(
         tuple(_beta()),
         figure="lines",
         numbers={"table7": ""},
-    )
-)
+    ),
+):
+    register(_experiment)

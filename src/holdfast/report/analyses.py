@@ -22,8 +22,9 @@ from holdfast.report.numbers import Numbers, Value
 from holdfast.report.series import Dot, Heatmap
 from holdfast.report.text import slug
 
-__all__ = ["analysis_charts", "compare_alike", "refusal", "write_analysis_figures"]
+__all__ = ["TRANSFERS", "analysis_charts", "compare_alike", "refusal", "write_analysis_figures"]
 
+GAINS = ("accuracy", "recency", "calibration")
 TRANSFERS: dict[str, Callable[[Summary], Estimate | None]] = {
     "forgetting": lambda summary: summary.transfer.forgetting,
     "backward transfer": lambda summary: summary.transfer.backward_transfer,
@@ -97,8 +98,11 @@ def refusal(found: Findings, settings: Collection[RunConfig]) -> str:
 
 
 def _overview(found: Findings) -> Chart | None:
+    if not found.gains:
+        return None
     methods = {summary.label: summary.method for summary in found.summaries}
-    return gain_chart(f"{found.title}: relative gain over er (%)", found.gains, methods) if found.gains else None
+    by_kind = {f"{kind} gain (%)": {label: gains[kind] for label, gains in found.gains.items()} for kind in GAINS}
+    return gain_chart(f"{found.title}: relative gain over er", by_kind, methods)
 
 
 def _reliability(found: Findings) -> Chart | None:

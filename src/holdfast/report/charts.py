@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan, nan
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from holdfast.report.draw.analyses import draw_recency, draw_reliability, draw_r
 from holdfast.report.draw.runs import draw_dots, draw_heatmaps, draw_lines, task_ticks
 from holdfast.report.numbers import Numbers, Value
 from holdfast.report.series import Dot, Heatmap, Line, curves, heatmaps, scores
-from holdfast.report.tables import filled_columns, filled_groups
+from holdfast.report.tables import cell_numbers, column_title, filled_groups
 from holdfast.report.text import slug
 
 if TYPE_CHECKING:
@@ -115,65 +115,59 @@ def score_charts(comparison: Comparison) -> list[Chart]:
 # --- of tables ---
 
 
-def table_charts(table: Table, groups: Sequence[str] | None = None) -> dict[str, list[Chart]]:
-    """The figures of an experiment, by block: of all blocks with results, or of these `groups`.
-
-    They are of the kind that the experiment asks for. Nothing is drawn of a single number.
-    """
-    kinds = {"lines": _profile_chart, "recency": _recency_chart, "robustness": _robustness_chart}
-    made = {}
-    for group in filled_groups(table) if groups is None else groups:
-        kind = table.experiment.figure
-        if kind == "matrices":
-            found: list[Chart | None] = list(_matrix_charts(table, group))
-        elif kind == "gains" and table.derived:
-            found = [gain_chart(f"{table.experiment.title}: {group}", _by_row(table), {})]
-        elif kind == "reliability":
-            found = [_dot_chart(table, group), _reliability_chart(table, group)]
-        else:
-            found = [kinds.get(kind, _dot_chart)(table, group)]
-        made[group] = [chart for chart in found if chart is not None]
-    return made
+def table_charts(table: Table) -> dict[str, list[Chart]]:
+    """The figures of an experiment, by block with results: of the kind that it asks for. One number has no figure."""
+    kinds = {
+        "lines": (_profile_chart,),
+        "matrices": (_matrices_chart,),
+        "gains": (_gains_chart,),
+        "reliability": (_dot_chart, _reliability_chart),
+        "recency": (_recency_chart,),
+        "robustness": (_robustness_chart,),
+    }
+    makers = kinds.get(table.experiment.figure, (_dot_chart,))
+    parts = {group: _part(table, group) for group in filled_groups(table)}
+    made = {group: [make(part, group) for make in makers] for group, part in parts.items()}
+    return {group: [chart for chart in charts if chart is not None] for group, charts in made.items()}
 
 
-def _cells(table: Table, group: str, column: str) -> list[Verdict]:
-    """The cells of a column with a result, in the order of the rows."""
-    found = (table.at(group, row, column) for row in table.rows(group))
-    return [verdict for verdict in found if verdict is not None and verdict.n]
+def _part(table: Table, group: str) -> Table:
+    """One block of a table, without rows and columns that have no result."""
+    inside = [v for v in table.verdicts if v.cell.group == group]
+    rows, columns = ({getattr(v.cell, kind) for v in inside if v.n} for kind in ("row", "column"))
+    return replace(table, verdicts=tuple(v for v in inside if v.cell.row in rows and v.cell.column in columns))
 
 
-def _dot_chart(table: Table, group: str) -> Chart | None:
+def _means(part: Table, group: str) -> dict[str, dict[str, float]]:
+    """Row -> column -> our mean, NaN where there is none."""
+    found = {row: {column: part.at(group, row, column) for column in part.columns} for row in part.rows(group)}
+    return {row: {c: v.mean if v else nan for c, v in cells.items()} for row, cells in found.items()}
+
+
+def _dot_chart(part: Table, group: str) -> Chart | None:
     """A panel for each column of a few cells: ours minus published, or ours where nothing was published.
 
     The numbers stand in the table, so that they are not written beside the dots.
     """
     panels: dict[str, list[Dot]] = {}
     bands: dict[str, float] = {}
-    rows: list[tuple[Value, ...]] = []
-    for column in filled_columns(table, group):
-        cells = _cells(table, group, column)
+    for column in part.columns:
+        cells = [v for v in part.verdicts if v.cell.column == column and v.n]
         compared = [v for v in cells if v.published is not None]
-        shown = compared or cells
-        if len(shown) < FEWEST:
-            continue
-        measure = shown[0].measure
-        title = column if column != measure.name else measure.label
-        if compared:
-            bands[title] = measure.band
-        panels[title] = [_dot(v, difference=bool(compared)) for v in shown]
-        for v in shown:
-            theirs = v.published[:2] if v.published else (None, None)
-            rows.append((v.cell.row, column, v.mean, v.std, v.n, *theirs, v.difference, *v.interval))
+        if len(compared or cells) >= FEWEST:
+            title = column_title(column)
+            panels[title] = [_dot(v, difference=bool(compared)) for v in compared or cells]
+            if compared:
+                bands[title] = cells[0].measure.band
     if not panels:
         return None
-    axis = "ours − published" if bands else cells[0].measure.label
+    axis = "ours − published" if bands else part.verdicts[0].measure.label
     what = "Ours minus published" if bands else f"{axis[0].upper()}{axis[1:]}"
-    title = f"{what}: {table.experiment.name}" + (f", {group}" if group != axis else "")
-    columns = ("line", "at", "mean", "std", "seeds", "published_mean", "published_std", "difference", "low", "high")
+    title = f"{what}: {part.experiment.name}" + (f", {group}" if group != axis else "")
     words = "; ".join(f"{what}: {ranking((dot.label, dot.mean) for dot in dots)}" for what, dots in panels.items())
-    order = [row for row in table.rows(group) if any(dot.label == row for dots in panels.values() for dot in dots)]
+    order = [row for row in part.rows(group) if any(dot.label == row for dots in panels.values() for dot in dots)]
     draw = partial(draw_dots, panels, order=order, bands=bands, axis=axis)
-    return Chart(title, f"{title}. {words}.", Numbers(columns, rows), draw)
+    return Chart(title, f"{title}. {words}.", cell_numbers([part]), draw)
 
 
 def _dot(v: Verdict, *, difference: bool) -> Dot:
@@ -181,30 +175,25 @@ def _dot(v: Verdict, *, difference: bool) -> Dot:
     return Dot(v.cell.row, v.cell.config.method, v.difference if difference else v.mean, *ends)
 
 
-def _profile_chart(table: Table, group: str) -> Chart | None:
+def _profile_chart(part: Table, group: str) -> Chart | None:
     """Lines over the columns, or over the rows where the columns are the methods; ours beside the published."""
-    columns = filled_columns(table, group)
-    cells = {(v.cell.row, v.cell.column): v for v in table.verdicts if v.cell.group == group}
-    by_row = not all(v.cell.column == v.cell.config.method for v in cells.values())
-    labels, places = (table.rows(group), columns) if by_row else (columns, table.rows(group))
-    ours, theirs, rows = [], [], []
+    by_row = not all(v.cell.column == v.cell.config.method for v in part.verdicts)
+    labels, places = (part.rows(group), part.columns) if by_row else (part.columns, part.rows(group))
+    ours, theirs = [], []
     for label in labels:
-        found = [cells.get((label, place) if by_row else (place, label)) for place in places]
+        found = [part.at(group, *((label, place) if by_row else (place, label))) for place in places]
         method = next((v.cell.config.method for v in found if v is not None), label)
-        means = tuple(nan if v is None else v.mean for v in found)
-        stds = tuple(nan if v is None else v.std for v in found)
-        printed = tuple(nan if v is None or v.published is None else v.published.mean for v in found)
+        means, stds = (tuple(getattr(v, name) if v else nan for v in found) for name in ("mean", "std"))
+        printed = tuple(v.published.mean if v and v.published else nan for v in found)
         ours.append(Line(label, method, means, stds))
         theirs.append(Line(label, method, printed, (nan,) * len(found)))
-        rows += [(label, *values) for values in zip(places, means, stds, printed, strict=True)]
     words, across = _ticks(places)
-    axis = next(iter(cells.values())).measure.label
+    axis = part.verdicts[0].measure.label
     ends = ranking((line.label, line.mean[-1]) for line in ours)
     alt = f"Lines of {axis} over {', '.join(places)}. At {places[-1]}: {ends}."
     panels = {"ours, mean over seeds": ours, "published": theirs}
     draw = partial(draw_lines, panels, dict(enumerate(words, start=1)), axis=axis, across=across)
-    numbers = Numbers(("line", "at", "mean", "std", "published_mean"), rows)
-    return Chart(f"{table.experiment.title}: {group}", alt, numbers, draw)
+    return Chart(f"{part.experiment.title}: {group}", alt, cell_numbers([part]), draw)
 
 
 def _ticks(places: Sequence[str]) -> tuple[list[str], str]:
@@ -217,50 +206,68 @@ def _ticks(places: Sequence[str]) -> tuple[list[str], str]:
     return list(places), ""
 
 
-def _matrix_charts(table: Table, group: str) -> Iterable[Chart]:
-    runs = {s.config: s.result for v in table.verdicts if v.cell.group == group for s in v.stored}
-    for comparison in comparisons(runs.values()):
+def _matrices_chart(part: Table, group: str) -> Chart | None:
+    runs = {stored.config: stored.result for verdict in part.verdicts for stored in verdict.stored}
+    for comparison in comparisons(runs.values()):  # one, as a block is of one benchmark and buffer
         if maps := heatmaps(comparison):
-            yield matrix_chart(f"Accuracy matrices: {comparison.title}", maps)
+            return matrix_chart(f"Accuracy matrices: {comparison.title}", maps)
+    return None
 
 
-def _by_row(table: Table) -> dict[str, dict[str, float | None]]:
-    """The gains that an experiment computes from its means: row -> kind -> percent."""
-    names = dict.fromkeys(row for column in table.derived.values() for row in column)
-    return {
-        row: {title.partition(" gain")[0]: column.get(row) for title, column in table.derived.items()} for row in names
-    }
+def _gains_chart(part: Table, group: str) -> Chart | None:
+    return gain_chart(f"{part.experiment.title}: {group}", part.derived) if part.derived else None
 
 
-def gain_chart(title: str, gains: Mapping[str, Mapping[str, float | None]], methods: Mapping[str, str]) -> Chart:
-    """Relative gains over er in percent, by label and kind, the largest mean gain on top."""
-    kinds = list(dict.fromkeys(kind for by_kind in gains.values() for kind in by_kind))
-    means = {label: sum(value or 0.0 for value in by_kind.values()) for label, by_kind in gains.items()}
-    order = sorted(means, key=lambda label: -means[label])
-    panels = {
-        kind: [
-            Dot(label, methods.get(label, label), gain, text=f"{gain:+.1f}")
-            for label in order
-            if (gain := gains[label][kind]) is not None
-        ]
-        for kind in kinds
-    }
-    columns = ("method", *(f"{kind}_gain_percent" for kind in kinds))
-    numbers = Numbers(columns, [(label, *(gains[label][kind] for kind in kinds)) for label in gains])
-    alt = f"{title}. Gain in accuracy: {ranking((label, gains[label]['accuracy'] or 0.0) for label in gains)}."
-    filled = {kind: dots for kind, dots in panels.items() if dots}
-    return Chart(title, alt, numbers, partial(draw_dots, filled, order=order, from_zero=True))
-
-
-def _reliability_chart(table: Table, group: str) -> Chart | None:
+def _reliability_chart(part: Table, group: str) -> Chart | None:
     """Reliability diagrams of the runs whose logits are there."""
     shown = []
-    for row in table.rows(group):
-        verdict = table.at(group, row, "ece")
-        found = [s.analysis.calibration for s in verdict.stored if s.analysis] if verdict else []
-        if verdict and (bins := [each for each in found if each]):
-            shown.append((row, verdict.cell.config.method, pool_calibrations(bins), verdict.mean))
-    return reliability_chart(f"{table.experiment.title}: reliability, {group}", shown) if shown else None
+    for verdict in part.verdicts:
+        found = [stored.analysis.calibration for stored in verdict.stored if stored.analysis]
+        if bins := [each for each in found if each]:
+            shown.append((verdict.cell.row, verdict.cell.config.method, pool_calibrations(bins), verdict.mean))
+    return reliability_chart(f"{part.experiment.title}: reliability, {group}", shown) if shown else None
+
+
+def _recency_chart(part: Table, group: str) -> Chart | None:
+    found = []
+    for row, values in _means(part, group).items():
+        *probabilities, gap = values.values()
+        if not any(map(isnan, values.values())):
+            found.append((row, row, probabilities, gap))
+    return recency_chart(f"{part.experiment.title}: {group}", found) if found else None
+
+
+def _robustness_chart(part: Table, group: str) -> Chart | None:
+    found = {row: list(values.values()) for row, values in _means(part, group).items()}
+    rows = sorted(found.items(), key=lambda pair: -pair[1][-1])
+    title = f"{part.experiment.title}: {group}"
+    names = [BY_CATEGORY.get(column, "mRA") for column in part.columns]
+    alt = f"{title}. Mean robust accuracy: {ranking((row, values[-1]) for row, values in rows)}."
+    return Chart(title, alt, cell_numbers([part]), partial(draw_robustness, names, rows))
+
+
+# --- of tables and analyses ---
+
+
+def gain_chart(
+    title: str, gains: Mapping[str, Mapping[str, float | None]], methods: Mapping[str, str] | None = None
+) -> Chart:
+    """Relative gains over er in percent, by kind and label, the largest mean gain on top; `methods` by label."""
+    labels = dict.fromkeys(label for by_label in gains.values() for label in by_label)
+    order = sorted(labels, key=lambda label: -sum(by_label[label] or 0.0 for by_label in gains.values()))
+    panels = {
+        kind: [
+            Dot(label, (methods or {}).get(label, label), gain, text=f"{gain:+.1f}")
+            for label in order
+            if (gain := by_label[label]) is not None
+        ]
+        for kind, by_label in gains.items()
+    }
+    columns = ("method", *(slug(kind.replace("%", "percent")).replace("-", "_") for kind in gains))
+    numbers = Numbers(columns, [(label, *(by_label[label] for by_label in gains.values())) for label in labels])
+    words = "; ".join(f"{kind}: {ranking((dot.label, dot.mean) for dot in dots)}" for kind, dots in panels.items())
+    filled = {kind: dots for kind, dots in panels.items() if dots}
+    return Chart(title, f"{title}. {words}.", numbers, partial(draw_dots, filled, order=order, from_zero=True))
 
 
 def reliability_chart(title: str, found: Sequence[tuple[str, str, Calibration, float]]) -> Chart:
@@ -276,17 +283,6 @@ def reliability_chart(title: str, found: Sequence[tuple[str, str, Calibration, f
     return Chart(title, alt, numbers, partial(draw_reliability, order))
 
 
-def _recency_chart(table: Table, group: str) -> Chart | None:
-    columns = [column for column in filled_columns(table, group) if column.startswith("task_probability")]
-    found = []
-    for row in table.rows(group):
-        cells = [table.at(group, row, column) for column in (*columns, "recency_gap")]
-        values = [v.mean for v in cells if v is not None and v.n]
-        if len(values) == len(columns) + 1:
-            found.append((row, row, values[:-1], values[-1]))
-    return recency_chart(f"{table.experiment.title}: {group}", found) if columns and found else None
-
-
 def recency_chart(title: str, found: Sequence[tuple[str, str, Sequence[float], float]]) -> Chart:
     """The average probability of each task by label, method and task, the one most biased to the last task first."""
     order = sorted(found, key=lambda one: -one[3])
@@ -296,18 +292,3 @@ def recency_chart(title: str, found: Sequence[tuple[str, str, Sequence[float], f
     alt = f"{title}. Last task minus first: {ranking((label, gap) for label, _, _, gap in order)}."
     numbers = Numbers(("method", "recency_gap", "task", "probability"), rows)
     return Chart(title, alt, numbers, partial(draw_recency, order))
-
-
-def _robustness_chart(table: Table, group: str) -> Chart | None:
-    columns = filled_columns(table, group)
-    found = {row: [table.at(group, row, column) for column in columns] for row in table.rows(group)}
-    rows = [(row, [nan if v is None else v.mean for v in cells]) for row, cells in found.items()]
-    rows = [(row, values) for row, values in rows if not any(map(isnan, values))]
-    if not rows:
-        return None
-    rows.sort(key=lambda pair: -pair[1][-1])
-    title = f"{table.experiment.title}: {group}"
-    names = [BY_CATEGORY.get(column, "mRA") for column in columns]
-    numbers = Numbers(("method", *columns), [(row, *values) for row, values in rows])
-    alt = f"{title}. Mean robust accuracy: {ranking((row, values[-1]) for row, values in rows)}."
-    return Chart(title, alt, numbers, partial(draw_robustness, names, rows))

@@ -21,9 +21,9 @@ LABEL_GAP = 12.5  # points between the names at the ends of lines
 LONGEST = 30  # characters of a name in a figure
 PANEL = 2.9  # inches: width of a panel with lines; two of them fill half a page
 DOTS, FEW_DOTS, MANY_DOTS = 2.6, 1.25, 0.75  # inches: width of a panel with dots if it is alone, one of a few, of many
-FAR = 6.0  # bands of difference that a panel reaches at most
+FAR = 5.0  # bands from the published value up to which a panel makes room for a dot
 MARGIN = 0.75  # inches left of a panel, for numbers and their unit
-DARK_CELLS = 0.32  # share of the colour scale on which white letters can be read better than black ones
+DARK_CELLS = 0.29  # share of the colour scale on which white letters can be read better than black ones
 MOST_BANDS = 4  # lines that can show their standard deviation as a band without hiding each other
 
 
@@ -142,7 +142,7 @@ def draw_dots(
             panel.set_yticks(range(len(rows)), [shorten(label, LONGEST) if number == 0 else "" for label in rows])
             panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
             panel.margins(x=0.08)
-            panel.locator_params(axis="x", nbins=4 if wide > MANY_DOTS else 3)
+            panel.locator_params(axis="x", nbins=4 if len(panels) == 1 else 3)
             if bands and what in bands:
                 _draw_band(panel, dots, bands[what], rows)
             elif from_zero:
@@ -160,7 +160,7 @@ def draw_dots(
 def _draw_band(panel: Axes, dots: Sequence[Dot], band: float, rows: Sequence[str]) -> None:
     """The band of differences that do not matter, and arrows for dots too far from it to be shown in their place."""
     panel.axvspan(-band, band, color=INK["grid"], alpha=0.6, linewidth=0)
-    edge = min(FAR * band, max(1.5 * band, *(1.15 * abs(dot.mean) for dot in dots)))
+    edge = max([1.5 * band, *(1.15 * abs(dot.mean) for dot in dots if abs(dot.mean) <= FAR * band)])
     panel.set_xlim(-edge, edge)
     for dot in dots:
         if abs(dot.mean) > edge:
