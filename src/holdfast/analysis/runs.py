@@ -117,9 +117,9 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
         value = getattr(config, field.name)
         if field.name not in ("options", "settings") and value != getattr(preset, field.name):
             parts += ["--set", f"{field.name}={value}"]
-    own = [(f"regularizer.{name}", number) for name, number in config.options]
-    own += [setting for setting in config.settings if setting not in preset.settings]
-    parts += [part for name, value in own for part in ("--set", f"{name}={value}")]
+    own = [f"regularizer.{name}={number}" for name, number in config.options]
+    own += [f"{name}={value}" for name, value in config.settings if (name, value) not in preset.settings]
+    parts += [part for each in own for part in ("--set", each)]
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 
