@@ -20,9 +20,7 @@ __all__ = ["Folder"]
 
 
 class Folder(OwnedFolder):
-    """Columns in files: read through a mapping into memory, a small part at a time, and written row by row.
-
-    There is a file of raw rows for each column, which grows with the number of stored samples.
+    """Columns in files of raw rows, which grow with the number of stored samples.
 
     A row that a saved state refers to is not overwritten before a later state is on the disk. A sample that takes a
     slot goes to a free row instead, and a table says which row each slot is in. So a state consists of little more

@@ -19,7 +19,7 @@ from holdfast.buffer.layout import Column, Layout, affordable, layout_of_state, 
 from holdfast.buffer.memory import InMemory
 from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, damaged
 from holdfast.buffer.packing import Packing, ragged_state
-from holdfast.buffer.rows import checksums, fill, preallocate
+from holdfast.buffer.rows import checksums, preallocate, write_at
 from holdfast.errors import StorageError
 from holdfast.files import flush
 from holdfast.nested import fills_of
@@ -279,7 +279,7 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
                 for content in contents:
                     numbers.append(self._spares.pop()[0] if self._spares else self._numbers(1)[0])
                     with self._opened(numbers[-1]) as handle:
-                        fill(handle, content.numpy().data)
+                        write_at(handle, content.numpy().data, 0)
                         os.ftruncate(handle, len(content))
         except StorageError:
             self._spares += [(number, 0) for number in numbers]

@@ -150,6 +150,7 @@ class Learner:
 
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
         """
+        self._transaction.check_caller()
         losses = self.losses(x, y)
         self.descend(losses)
         self.commit(losses)
