@@ -684,6 +684,15 @@ def test_ranks_together_are_one_buffer(crew, storage):
         assert_same(contents, further.contents())
 
 
+def test_ranks_hold_nothing_but_stored_samples(alone):
+    buffer, samples = make(kind=ShardedReservoir), [batch(range(start, start + 4)) for start in (0, 4, 8)]
+    for each in samples:
+        buffer.reserve(*each)
+        buffer.add(*each)
+        assert not buffer._storage._copies
+    assert buffer.stored == 10
+
+
 def _rows(part, rows):
     return {name: each[rows] for name, each in part.items()} if isinstance(part, dict) else part[rows]
 

@@ -124,7 +124,8 @@ class RaggedMemory(InMemory, Ragged[Tensor]):
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
         copies = self._copied(parts)
-        if copies is None:
+        if copies is None:  # samples of other ranks: those that were copied here went to other ranks
+            self._copies = []
             super().write(slots, parts)
         else:
             self._samples |= {slot: copies[i] for i, slot in enumerate(slots.tolist()) if slot < self.capacity}
