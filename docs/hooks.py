@@ -27,7 +27,7 @@ FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
-NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.+%]+))?\}\}")
+NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
 
 
 def on_files(files: Any, config: Any) -> Any:

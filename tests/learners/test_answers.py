@@ -386,6 +386,23 @@ def test_lengths_change_nothing(kind, answers):
     assert_same_state(short.model, even.model, rtol=1e-8, atol=1e-10)
 
 
+def test_pending_minibatches_of_different_length():
+    """Several losses before one step: each minibatch is stored as it came, once its turn comes."""
+    learner = make(hf.ConsistencyReplay, reader(), answers=hf.TopK(2), padding={"x": 0, "y": IGNORED}, buffer_size=30)
+    batches = list(ragged([5, 3, 8]))
+    pending = [learner.losses(x, y) for x, y in batches]
+    for losses in pending:
+        learner.commit(losses)
+    stored = learner.buffer.contents()
+    for number, (x, y) in enumerate(batches):
+        for row in range(4):
+            length = int((y[row] != IGNORED).sum())
+            assert torch.equal(stored.x[4 * number + row, :length], x[row, :length])
+            assert torch.equal(stored.y[4 * number + row, :length], y[row, :length])
+            expected = learner.model(x[row : row + 1])[0, :length].topk(2).values
+            torch.testing.assert_close(stored.logits["values"][4 * number + row, :length], expected.detach().half())
+
+
 def test_lengths_need_classes_last():
     with pytest.raises(UsageError, match="class_dim=-1"):
         make(hf.ConsistencyReplay, segmenter(), class_dim=1, padding={"x": 0})

@@ -115,10 +115,11 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     parts += ["--seed", str(config.seed)]
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name != "options" and value != getattr(preset, field.name):
+        if field.name not in ("options", "settings") and value != getattr(preset, field.name):
             parts += ["--set", f"{field.name}={value}"]
-    for name, number in config.options:
-        parts += ["--set", f"regularizer.{name}={number}"]
+    own = {f"regularizer.{name}": str(number) for name, number in config.options}
+    own |= {name: str(value) for name, value in set(config.settings) - set(preset.settings)}
+    parts += [part for name in sorted(own) for part in ("--set", f"{name}={own[name]}")]
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 

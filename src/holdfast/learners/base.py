@@ -419,7 +419,7 @@ class Learner:
 
 def _is_pretrained(model: nn.Module) -> bool:
     """Whether this is a model of transformers, or one that peft put its layers into; neither is imported."""
-    return any(kind.__name__ in ("PreTrainedModel", "PeftModel") for kind in type(model).__mro__)
+    return any(kind.__name__ in ("PreTrainedModel", "PeftModel", "PeftMixedModel") for kind in type(model).__mro__)
 
 
 def _by_keywords(network: Callable[..., Any], view: Nested) -> Any:

@@ -131,7 +131,9 @@ class Transaction:
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
         if labels and learner.positions is not None and learner.validate:
-            self._expect(_largest_supervised(learner.positions.labels(x, y)))
+            # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
+            masked = learner.positions.mask is not None
+            self._expect(_largest_supervised(learner.positions.labels(x, y) if masked else given))
         elif labels and (learner.validate or learner.head is not None):
             self._expect(_largest_label(given))
         return x, y
