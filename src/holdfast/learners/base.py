@@ -102,11 +102,6 @@ class Learner:
         self.augment: View = given["augment"] or (lambda x: x)
         self.changes_targets = takes_targets(self.augment)
         """Whether `augment` gets and returns targets as well."""
-        if self.changes_targets and not self.learns_mixtures:
-            raise UsageError(
-                f"{type(self).__name__} needs outputs for each sample alone: its augment cannot change targets. "
-                "Give a function of the inputs alone, or use ExperienceReplay."
-            )
         self.loss, self.clip, self.seed, self.validate = given["loss"], given["clip"], given["seed"], given["validate"]
         self.precision = given["precision"]
         weights = given["class_weights"]
@@ -114,11 +109,6 @@ class Learner:
         self.scheduler: Scheduler | None = by_step(given["scheduler"])
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
-        if given["head"] is not None and not self.grows:
-            raise UsageError(
-                f"the head of {type(self).__name__} cannot grow: leave out head=, and give the model as many outputs "
-                "as there will be classes."
-            )
         if given["head"] is not None and self.ranks is not None:
             raise UsageError(
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
@@ -130,8 +120,6 @@ class Learner:
         """Where outputs have classes at many positions of a sample; None if they are (samples, classes)."""
         if self.positions is not None:
             self.capturable = False  # how many positions count is known to the device alone
-            if not self.takes_positions:
-                raise UsageError(f"{type(self).__name__} needs outputs (samples, classes): leave out class_dim.")
         self.call = given["call"] or (_by_keywords if _is_pretrained(self.model) else None)
         self.take_outputs = given["outputs"]
         self.labelled = self.loss is None or self.head is not None or self.positions is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -210,7 +209,7 @@ class Transaction:
         self._unread = 0 if read else self._unread
         try:
             # With several ranks, before the backward pass, which waits for the other ranks.
-            with self._together(STEP):
+            with self.learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
                     learner.buffer.reserve(*losses.offer)
                 _check_loss(losses.total, read, self._minibatch)
@@ -232,7 +231,7 @@ class Transaction:
         """Roll the forward pass back and raise `error`. The other ranks learn it in `approve` and raise as well."""
         self.roll_back()
         if self.learner.validate:
-            with self._together(STEP):
+            with self.learner.together(STEP):
                 raise error
         raise error
 
@@ -245,11 +244,6 @@ class Transaction:
             for generator, state in generators:
                 generator.set_state(state)
             self._before = None
-
-    def _together(self, action: str) -> AbstractContextManager[object]:
-        """What fails inside on one rank fails on all of them."""
-        ranks = self.learner.ranks
-        return nullcontext() if ranks is None else ranks.together(action)
 
 
 # --- what is checked -------------------------------------------------------------------------------------------------
