@@ -308,7 +308,7 @@ def test_help_is_whole_sentences_and_words_for_people():
 
 def test_commands_come_in_the_order_in_which_they_are_needed():
     shown = help_of().partition("Commands:")[2]
-    assert [line.split()[0] for line in shown.strip().splitlines()][:4] == ["demo", "run", "list", "reproduce"]
+    assert [line.split()[0] for line in shown.strip().splitlines()][:5] == ["demo", "run", "list", "data", "reproduce"]
     assert "Usage: python -m holdfast run [OPTIONS] BENCHMARK METHOD\n" in help_of("run")
 
 
