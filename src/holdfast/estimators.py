@@ -148,6 +148,7 @@ class _ReplayEstimator(BaseEstimator):
                 )
             made = cls(**{**saved["parameters"], **parameters})
             made.__setstate__({name: _unpacked(value) for name, value in saved["fitted"].items()})
+            made._check_loaded()
         except HoldfastError:
             raise
         except checkpoint.NONSENSE as error:
@@ -155,6 +156,9 @@ class _ReplayEstimator(BaseEstimator):
         if made.learner_.buffer is not None:
             made.learner_.buffer.commit()
         return made
+
+    def _check_loaded(self) -> None:
+        """Raise a ValueError if parts of a saved estimator do not belong together. A forged file may say anything."""
 
     def export(self, path: Path | str, *, format: str | None = None) -> Exported:
         """Write the network to a file that runs without Holdfast, .onnx or .pt2; see `holdfast.export`."""
@@ -374,6 +378,10 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         """The most probable label of each sample, (n,)."""
         best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
+
+    def _check_loaded(self) -> None:
+        if not np.array_equal(self.classes_, np.sort(self.learner_.labels)):
+            raise ValueError("its labels contradict each other")
 
     def _served(self) -> tuple[nn.Module, dict[str, Any]]:
         return _Sorted(self.module_, self.output_classes_), {"classes": self.classes_.tolist()}

@@ -219,3 +219,37 @@ def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():
     assert "var(--ink)" in svg
     assert not re.search(r'id="(?!fig-)', svg)
     assert all(f'id="{target}"' in svg for target in re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+
+
+MEASURED = {
+    **{"ece": 20.0, "recency_gap": 0.2, "last_task_probability": 0.4, "mra": 50.0},
+    **{f"task_probability_{task}": 0.3 for task in range(1, 11)},
+    **{f"robust_{kind}": 50.0 for kind in ("noise", "blur", "weather", "digital")},
+}
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_each_experiment_draws_its_figure(name, stored):
+    experiment = EXPERIMENTS[name]
+    benchmark = "rot-mnist" if name in ("forward-transfer", "field") else experiment.cells[0].config.benchmark
+    chosen = [cell.config for cell in experiment.cells if cell.config.benchmark == benchmark]
+    runs = [make(config, torch.full((5, 5), 50.0 + place % 7)) for place, config in enumerate(dict.fromkeys(chosen))]
+    results = stored(*runs)
+    for one in results:
+        one.measures.update(MEASURED)
+    charts = [chart for found in table_charts(assess(experiment, results)).values() for chart in found]
+    assert charts
+    for chart in charts:
+        assert drawn(chart.draw(title=chart.title)) == ([], []), chart.title
+        assert len(chart.numbers.rows) > 2
+        assert len(chart.alt) > len(chart.title)
+
+
+def test_reliability_diagrams_are_drawn_where_there_are_logits(stored):
+    result = make(RunConfig.preset("seq-cifar10", "er", buffer_size=500), square(60.0, 5))
+    for task in range(5):
+        result.logits[f"logits.{task}"] = torch.eye(10)[2 * task : 2 * task + 2]
+        result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
+    (chart,) = table_charts(assess(EXPERIMENTS["calibration"], stored(result)))["seq-cifar10"]
+    assert chart.title == "Expected calibration error: reliability, seq-cifar10"
+    assert sum(row[-1] for row in chart.numbers.rows) == 10

@@ -165,7 +165,7 @@ def _summary(result: results.RunResult) -> Table:
     rows = [
         ("accuracy (%)", result.accuracy),
         ("Task-IL accuracy (%)", result.task_il_accuracy),
-        ("forward transfer", result.forward_transfer),
+        *([("forward transfer", result.forward_transfer)] if result.shares_classes else []),
         ("backward transfer", result.backward_transfer),
         ("forgetting", result.forgetting),
         ("steps/s", result.timing.get("steps_per_second")),

@@ -163,21 +163,22 @@ def markdown_table(experiment: Experiment | str, results: Results, *, missing: b
     ✗ differs, ? is open. The experiment's caveat, if it has one, comes last. With `missing=False`, rows without
     any result are left out as well.
     """
-    experiment = find_experiment(experiment) if isinstance(experiment, str) else experiment
-    if not missing:
-        filled = {(cell.group, cell.row) for cell in experiment.cells if results.seeds_of(cell.config)}
-        experiment = replace(experiment, cells=tuple(c for c in experiment.cells if (c.group, c.row) in filled))
-    return render(assess(experiment, results), "markdown")
+    return render(_assessed(experiment, results), "markdown", missing=missing)
 
 
 def latex_table(experiment: Experiment | str, results: Results) -> str:
     """The same as `tabular` environments for the booktabs package."""
-    return render(assess(find_experiment(experiment) if isinstance(experiment, str) else experiment, results), "latex")
+    return render(_assessed(experiment, results), "latex")
 
 
-def render(table: Table, format: str) -> str:
-    """The blocks of a table as `markdown` or `latex`."""
-    made = [_markdown(block) if format == "markdown" else _latex(block) for block in blocks(table)]
+def _assessed(experiment: Experiment | str, results: Results) -> Table:
+    return assess(find_experiment(experiment) if isinstance(experiment, str) else experiment, results)
+
+
+def render(table: Table, format: str, *, missing: bool = True) -> str:
+    """The blocks of a table as `markdown` or `latex`, with rows that have no result if `missing`."""
+    write = {"markdown": _markdown, "latex": _latex}[format]
+    made = [write(block) for block in blocks(table, missing=missing)]
     comment = "" if format == "markdown" else "% "
     if made and table.experiment.caveat:
         made.append(f"{comment}{table.experiment.caveat}\n")
