@@ -28,7 +28,7 @@ quick: $(READY)
 slow: $(READY)
 	$(BIN)/pytest -q -m slow
 
-# Weights & Biases, MLflow and Lightning are large: their tests are skipped where they are not installed.
+# Weights & Biases, MLflow, Lightning and transformers are large: their tests are skipped where they are not installed.
 friends: $(READY)
 	$(INSTALL) -e '.[friends]'
 	$(BIN)/pytest -q tests/test_loggers.py tests/integrations tests/docs/test_walk.py

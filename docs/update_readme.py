@@ -30,7 +30,9 @@ def with_results(readme: str, folder: Path = ROOT / "results") -> str:
 def with_speeds(readme: str) -> str:
     """The README's text with the speeds between its marks replaced by those of speed.json."""
     told = json.loads((ROOT / "docs" / "speed.json").read_text("utf-8"))
-    return between(readme, BEGIN.replace("results", "speed"), END.replace("results", "speed"), fill(SPEED.format(**told), 118))
+    return between(
+        readme, BEGIN.replace("results", "speed"), END.replace("results", "speed"), fill(SPEED.format(**told), 118)
+    )
 
 
 def between(text: str, begin: str, end: str, made: str) -> str:

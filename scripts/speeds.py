@@ -72,7 +72,9 @@ def told() -> dict[str, float]:
         "gpu_together": gpu[best],
         "gpu_runs": best,
         "gpu_authors": measured("bench-authors.json")["steps_per_second"],
-        "gpu_mnist_seconds": float(re.findall(r"^ONE complete rot-mnist mse run: wall ([\d.]+)", log, re.MULTILINE)[-1]),
+        "gpu_mnist_seconds": float(
+            re.findall(r"^ONE complete rot-mnist mse run: wall ([\d.]+)", log, re.MULTILINE)[-1]
+        ),
         "gpu_column_seconds": float(re.findall(r"^33 rot-mnist runs: wall ([\d.]+)", log, re.MULTILINE)[-1]),
     }
 

@@ -9,7 +9,7 @@ import torch
 
 from holdfast import bench
 from holdfast.bench import DeviceRate, complete_run, floor_step, made_up, steps_per_second
-from holdfast.cli.bench import _bench_gpu, _beside, _show_rates
+from holdfast.cli.bench import GPU_CASES, _bench_gpu, _beside, _show_rates
 from holdfast.config import RunConfig
 from holdfast.display import output
 from holdfast.testing import check_benchmark
@@ -51,6 +51,14 @@ def test_what_was_measured_is_shown_when_it_is_stopped(monkeypatch, capsys):
         _bench_gpu(["seq-cifar10"], as_json=True)
     (rate,) = json.loads(capsys.readouterr().out)["device_rates"]
     assert (rate["benchmark"], rate["method"], rate["steps_per_second"]) == ("seq-cifar10", "er", 500.0)
+
+
+def test_the_whole_table_of_a_gpu_takes_less_than_three_minutes():
+    """By the times that were measured on a machine without compiled code; ten seconds are for the rest."""
+    rows = json.loads((Path(__file__).parents[1] / "docs" / "bench-h200.json").read_text("utf-8"))["device_rates"]
+    assert {(row["benchmark"], row["method"]) for row in rows} == set(GPU_CASES)
+    probes = sum(20 * row["runs"] / row["steps_per_second"] for row in rows)
+    assert sum(row["ready_seconds"] for row in rows) + probes + len(rows) * bench.SECONDS < 180 - 10
 
 
 def test_two_runs_at_a_time_are_slower_faster_or_the_same():

@@ -55,7 +55,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "timm")
 HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript", "optuna")
-HEAVY += ("requests",)
+HEAVY += ("requests", "transformers", "peft", "trl", "accelerate")
 
 
 def unit(path):

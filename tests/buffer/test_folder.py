@@ -116,22 +116,29 @@ def test_where_a_minibatch_is_in_memory_makes_no_difference(folder, place, form,
     assert_same(buffer.contents(), (x, y, x))
 
 
-@pytest.mark.parametrize("window", [1, 24, 200, 10_000])
-def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch, window):
-    """However small it is, everything is found."""
-    monkeypatch.setattr(row_files, "WINDOW", window)
-    monkeypatch.setattr(row_files, "AROUND", 0)
-    one, other = make("device", 200), make(folder, 200)
-    for start in range(0, 400, 50):
+@pytest.mark.parametrize("most", [1, 24, 37, 10_000])
+def test_systems_may_read_and_write_less_than_they_are_asked_for(folder, monkeypatch, most):
+    """A call moves two gigabytes at most, and may be interrupted."""
+    read, write = os.preadv, os.pwrite
+    monkeypatch.setattr(os, "preadv", lambda handle, spaces, at: read(handle, [spaces[0][:most]], at))
+    monkeypatch.setattr(os, "pwrite", lambda handle, content, at: write(handle, content[:most], at))
+    one, other = make("device", 30), make(folder, 30)
+    for start in range(0, 90, 30):
         for buffer in (one, other):
-            buffer.add(*batch(start, 50))
-        for n in (1, 7, 30):
-            assert_same(one.sample(n), other.sample(n))
-    images, maps = other._storage._files[0], []
-    usual = images._map
-    monkeypatch.setattr(images, "_map", lambda: (maps.append(True), usual()))
-    other.contents()
-    assert len(maps) >= (0 if window == 10_000 else 200 * 24 // max(window, 24) - 1)
+            buffer.add(*batch(start, 30))
+        assert_same(one.sample(7), other.sample(7))
+    assert_same(one.contents(), other.contents())
+    other.commit()
+    other.close()
+    assert_same(one.contents(), make(folder, 30).contents())
+
+
+def test_a_file_cut_short_while_the_buffer_is_in_use(folder):
+    buffer = make(folder)
+    buffer.add(*batch(0, 10))
+    os.truncate(folder / "1-int64.rows", 33)
+    with pytest.raises(hf.StorageError, match="cannot be used: a file is too short"):
+        buffer.contents()
 
 
 def test_files_grow_with_what_is_stored(folder):

@@ -7,7 +7,6 @@ import copy
 import gc
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -226,7 +225,7 @@ def test_copies_are_made_when_room_is_reserved(monkeypatch):
     for samples in (first, second):
         buffer.reserve(*samples)
     with monkeypatch.context() as patch:
-        patch.setattr(packing.Packing, "divide", lambda *_: pytest.fail("memory is taken"))
+        patch.setattr(packing.Packing, "split", lambda *_: pytest.fail("memory is taken"))
         buffer.add(*second)
         buffer.add(*first)
     buffer.add(*third)
@@ -234,6 +233,29 @@ def test_copies_are_made_when_room_is_reserved(monkeypatch):
         offer((twin,), start, 4)
     assert_same(buffer.contents(), twin.contents())
     assert not buffer._storage._copies
+
+
+@pytest.mark.parametrize("padding", [PADDING, None])
+def test_room_on_a_disk_is_reserved_for_several_minibatches(tmp_path, monkeypatch, padding):
+    """As many as are accumulated for one update."""
+    buffer, twin = (make(storage, padding=padding, capacity=20) for storage in (tmp_path / "buffer", "device"))
+    width = None if padding else WIDTH
+    samples = [batch(range(start, start + 4), width) for start in (0, 4, 8, 12)]
+    for each in samples[:3]:
+        buffer.check(*each[:2])
+        buffer.reserve(*each)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("no room was reserved"))
+        for each in samples[:3]:
+            buffer.add(*each)
+    buffer.add(*samples[3])
+    for each in samples:
+        twin.add(*each)
+    assert torch.equal(buffer.contents().y, twin.contents().y)
+    del each, samples
+    gc.collect()
+    buffer.reserve(*batch(range(16, 18), width))
+    assert len(buffer._storage._announced) == 1
 
 
 def test_a_minibatch_that_changed_after_room_was_reserved_is_stored_as_it_is():
@@ -662,6 +684,15 @@ def test_ranks_together_are_one_buffer(crew, storage):
         assert_same(contents, further.contents())
 
 
+def test_ranks_hold_nothing_but_stored_samples(alone):
+    buffer, samples = make(kind=ShardedReservoir), [batch(range(start, start + 4)) for start in (0, 4, 8)]
+    for each in samples:
+        buffer.reserve(*each)
+        buffer.add(*each)
+        assert not buffer._storage._copies
+    assert buffer.stored == 10
+
+
 def _rows(part, rows):
     return {name: each[rows] for name, each in part.items()} if isinstance(part, dict) else part[rows]
 
@@ -704,11 +735,46 @@ def test_the_most_exact_name_of_a_tensor_counts():
     assert padded["b"].tolist() == [[1, 9]]
 
 
+# --- learners --------------------------------------------------------------------------------------------------------
+
+
+def learner(storage, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(60, 4), torch.nn.Linear(4, 9))
+    options = {"class_dim": -1, "answers": hf.TopK(3), "padding": {"x": 0, "y": -100}, "regularizer": "kl"}
+    optimizer = torch.optim.Adam(model.parameters())
+    return hf.ConsistencyReplay(model, optimizer, buffer_size=6, storage=storage, seed=seed, **options)
+
+
+def texts(step):
+    x, y, _ = batch(range(5 * step + 1, 5 * step + 5))  # the labels of samples of one position are all -100
+    return x["tokens"], y
+
+
+@pytest.mark.parametrize("storage", ["host", "folder"])
+def test_learners_learn_the_same_and_continue_exactly(tmp_path, storage):
+    whole, file = learner("device"), tmp_path / "kept.safetensors"
+    losses = [whole.observe(*texts(step)) for step in range(12)]
+    one = learner(place(tmp_path, storage))
+    got = [one.observe(*texts(step)) for step in range(5)]
+    one.save(file)
+    one.observe(*texts(5))
+    one.buffer.close()
+    one = learner(place(tmp_path, storage), seed=9)
+    one.load(file)
+    assert got + [one.observe(*texts(step)) for step in range(5, 12)] == losses
+    for mine, theirs in zip(one.buffer.contents(), whole.buffer.contents(), strict=True):
+        for part, same in zip(leaves(mine, "part").values(), leaves(theirs, "part").values(), strict=True):
+            assert torch.equal(part, same)
+
+
 @pytest.mark.parametrize("storage", STORAGES)
-def test_learners_pass_padding_on(tmp_path, storage):
-    model = torch.nn.Sequential(torch.nn.Embedding(60, 4), torch.nn.Flatten(0, 1), torch.nn.Linear(4, 3))
-    learner = hf.ExperienceReplay(
-        model, torch.optim.SGD(model.parameters()), buffer_size=5, padding={"x": 0}, storage=place(tmp_path, storage)
-    )
-    assert learner.padding == learner.buffer.padding == {"x": 0}
-    assert Path.cwd().exists()
+def test_no_room_is_noticed_before_the_weights_move(tmp_path, storage, monkeypatch):
+    one, twin = learner(place(tmp_path, storage)), learner("device")
+    with monkeypatch.context() as patch:
+        patch.setattr(ragged, "_free_bytes", lambda _: 100)
+        with pytest.raises(hf.StorageError, match=r"needs [\d,]+ bytes in .*, where 100 are free"):
+            one.observe(*texts(0))
+    for step in range(4):
+        assert one.observe(*texts(step)) == twin.observe(*texts(step))

@@ -205,7 +205,9 @@ def test_the_commands_of_the_readme_are_right():
     """Each is parsed by the program itself; `make` knows its targets, and what it installs is on the path by then."""
     seen, made = 0, re.search(r"^VENV := (.*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[1]
     typed = [line for block in blocks(README) for line in commands(block.text) if block.language == ""]
-    first = [next(n for n, line in enumerate(typed) if line.startswith(word)) for word in ("make", "source", "holdfast")]
+    first = [
+        next(n for n, line in enumerate(typed) if line.startswith(word)) for word in ("make", "source", "holdfast")
+    ]
     assert first == sorted(first)
     for block in blocks(README):
         for line in commands(block.text) if block.language == "" else ():

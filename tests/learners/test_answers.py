@@ -109,6 +109,21 @@ def test_logits_beyond_half_precision_stay_finite():
     assert stored["rest"].isfinite().all()
 
 
+@pytest.mark.parametrize("gap", [2.0, 5.0, 15.0, 40.0, 1000.0])
+def test_a_rest_of_any_size_in_single_precision(gap):
+    """The stored rest is that of double precision, or too small to matter; and the term has a finite gradient."""
+    outputs = torch.tensor([[[gap, 1.0, 0.5, -2.0, 0.0]]])
+    stored = hf.TopK(1).store(outputs, TOKENS)
+    whole = outputs.double().logsumexp(-1)
+    exact = (outputs.double()[..., 1:].logsumexp(-1) - whole).exp()
+    found = (stored["rest"].double() - whole).exp()
+    torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-7)
+    now = torch.zeros(1, 1, 5, requires_grad=True)
+    pair = hf.TopK(1).compare(now, stored, TOKENS, torch.ones(1, 1, dtype=torch.bool), "probabilities")
+    hf.REGULARIZERS["kl"](*pair).backward()
+    assert now.grad.isfinite().all()
+
+
 def test_top_20_of_512_tokens_take_less_than_64_kilobytes():
     stored = hf.TopK(20).store(torch.randn(2, 512, 60), TOKENS)
     assert sum(each[0].nbytes for each in stored.values()) < 64_000
@@ -384,6 +399,23 @@ def test_lengths_change_nothing(kind, answers):
         one, other = short.observe(x, y), even.observe(*wide)
         torch.testing.assert_close(one.as_dict(), other.as_dict(), rtol=1e-9, atol=1e-11)
     assert_same_state(short.model, even.model, rtol=1e-8, atol=1e-10)
+
+
+def test_pending_minibatches_of_different_length():
+    """Several losses before one step: each minibatch is stored as it came, once its turn comes."""
+    learner = make(hf.ConsistencyReplay, reader(), answers=hf.TopK(2), padding={"x": 0, "y": IGNORED}, buffer_size=30)
+    batches = list(ragged([5, 3, 8]))
+    pending = [learner.losses(x, y) for x, y in batches]
+    for losses in pending:
+        learner.commit(losses)
+    stored = learner.buffer.contents()
+    for number, (x, y) in enumerate(batches):
+        for row in range(4):
+            length = int((y[row] != IGNORED).sum())
+            assert torch.equal(stored.x[4 * number + row, :length], x[row, :length])
+            assert torch.equal(stored.y[4 * number + row, :length], y[row, :length])
+            expected = learner.model(x[row : row + 1])[0, :length].topk(2).values
+            torch.testing.assert_close(stored.logits["values"][4 * number + row, :length], expected.detach().half())
 
 
 def test_lengths_need_classes_last():

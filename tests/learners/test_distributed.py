@@ -127,6 +127,26 @@ def test_ranks_learn_what_one_process_learns_from_their_minibatches_together(cre
     torch.testing.assert_close(torch.stack([each for _, each in answers]).mean(dim=0), losses)
 
 
+def _tokens(wrap=lambda model: model):
+    """Twelve steps on sequences of three positions, with the two largest logits of each stored."""
+    taught = learner("kl", wrap(network()), class_dim=-1, answers=hf.TopK(2), replay=0.5)
+    rank, world = (taught.ranks.rank, taught.ranks.size) if taught.ranks else (0, 1)
+    for step in range(12):
+        parts = (part.unflatten(0, (8, 3)).tensor_split(world)[rank] for part in minibatch(step, 24))
+        taught.observe(*parts)
+    weights, stored = outcome(taught)
+    return weights, stored._replace(logits=stored.logits["values"])
+
+
+def _tokens_of_ranks():
+    return _tokens(DistributedDataParallel)
+
+
+def test_ranks_learn_tokens_as_one_process_does(crew):
+    for answer in crew.run(2, _tokens_of_ranks):
+        assert_close(answer, _tokens())
+
+
 def _uneven():
     """Minibatches of 1 and 6 samples on two ranks."""
     taught = learner("mse", DistributedDataParallel(network()))

@@ -20,9 +20,7 @@ __all__ = ["Folder"]
 
 
 class Folder(OwnedFolder):
-    """Columns in files: read through a mapping into memory, a small part at a time, and written row by row.
-
-    There is a file of raw rows for each column, which grows with the number of stored samples.
+    """Columns in files of raw rows, which grow with the number of stored samples.
 
     A row that a saved state refers to is not overwritten before a later state is on the disk. A sample that takes a
     slot goes to a free row instead, and a table says which row each slot is in. So a state consists of little more
@@ -63,8 +61,7 @@ class Folder(OwnedFolder):
 
     def reserve(self, parts: Sequence[Tensor]) -> None:
         """Make sure of room for these samples, so that a full disk is noticed before anything changes."""
-        count = len(parts[0])
-        needed = self._end + max(0, min(count, self.capacity) - len(self._free))
+        needed = self._end + max(0, self._announce(parts) - len(self._free))
         if needed > self._reserved:
             with self._access():
                 for file in (self._stamps, *self._files):
@@ -73,6 +70,7 @@ class Folder(OwnedFolder):
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part into slot `slots[i]`."""
+        self._withdraw(parts)
         accepted = (slots < self.capacity).nonzero().squeeze(1)
         taken = slots[accepted].cpu().numpy()
         chosen = [part.detach()[accepted].cpu() for part in parts]

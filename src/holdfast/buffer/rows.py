@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from zlib import crc32
 
@@ -18,14 +16,10 @@ from torch import Tensor
 from holdfast.buffer.layout import Column
 from holdfast.buffer.owned import Array
 
-__all__ = ["RowFile", "checksums", "fill", "preallocate"]
+__all__ = ["RowFile", "checksums", "preallocate", "write_at"]
 
-WINDOW = 32 * 2**20
-"""Bytes of a file that may be in memory through one mapping. After that the file is mapped anew, which frees them."""
 AT_ONCE = 2 * 2**20
 """Bytes that are read at once where a whole file is read."""
-AROUND = 2 * 2**20
-"""Bytes around a row that may come into memory with it: systems map cached files in pieces of up to that size."""
 
 
 class RowFile:
@@ -35,18 +29,13 @@ class RowFile:
         self.path, self.column, self.size = path, column, column.size
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         self.close = weakref.finalize(self, os.close, self._handle)
-        self._mapped = numpy.empty((0, self.size), numpy.uint8)
-        self._left = 0
-        """How many more rows may come into memory through this mapping."""
 
     def __len__(self) -> int:
         return os.fstat(self._handle).st_size // self.size
 
     def in_place(self) -> bool:
-        """Whether the file that is open still has its name."""
-        with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._handle), self.path.stat())
-        return False
+        """Whether the file that is open still has its name; raises if there is none of that name."""
+        return os.path.samestat(os.fstat(self._handle), self.path.stat())
 
     def reserve(self, start: int, stop: int) -> None:
         """Make sure of room on the disk for these rows."""
@@ -58,44 +47,26 @@ class RowFile:
             return
         content = values.reshape(-1).view(torch.uint8).numpy().data
         for first, last in _runs(rows):
-            fill(self._handle, content[first * self.size : last * self.size], rows[first] * self.size)
+            write_at(self._handle, content[first * self.size : last * self.size], rows[first] * self.size)
 
     def read(self, rows: Array) -> Tensor:
         """Copies of these rows."""
-        copies = torch.empty((len(rows), self.size), dtype=torch.uint8)
-        start = 0
-        while start < len(rows):
-            if not self._left or rows.max() >= len(self._mapped):
-                self._map()
-            stop = min(len(rows), start + self._left)
-            copies.numpy()[start:stop] = self._mapped[rows[start:stop]]
-            start, self._left = stop, self._left - (stop - start)
+        copies, wanted = torch.empty((len(rows), self.size), dtype=torch.uint8), rows.tolist()
+        content = copies.flatten().numpy().data
+        for first, last in _runs(wanted):
+            _read_at(self._handle, content[first * self.size : last * self.size], wanted[first] * self.size)
         return copies.view(self.column.dtype).view(len(rows), *self.column.shape)
 
     def checksums(self, rows: Array) -> Array:
         """The checksums of these rows, which are read in the order of the file and a few at a time."""
         sums, order = numpy.zeros(len(rows), numpy.int32), numpy.argsort(rows)
-        parts = numpy.array_split(order, 1 + len(rows) * self.size // AT_ONCE)
-        # Not through the mapping, which is for a few rows here and there.
-        space = numpy.empty((len(parts[0]), self.size), numpy.uint8)
-        for part in parts:
-            near = rows[part].tolist()
-            for first, last in _runs(near):
-                os.preadv(self._handle, [space[first:last].data], near[first] * self.size)
-            sums[part] = checksums(torch.from_numpy(space[: len(part)]))
+        for part in numpy.array_split(order, 1 + len(rows) * self.size // AT_ONCE):
+            sums[part] = checksums(self.read(rows[part]))
         return sums
 
     def flush(self) -> None:
         """Wait until everything written is on the disk."""
         os.fsync(self._handle)
-
-    def _map(self) -> None:
-        """Map the file as it is now. The last mapping goes, and with it what came into memory through it."""
-        rows = len(self)
-        content = mmap(self._handle, rows * self.size, access=ACCESS_READ)
-        self._mapped = numpy.frombuffer(content, numpy.uint8).reshape(rows, self.size)
-        small = self._mapped.nbytes <= WINDOW
-        self._left = sys.maxsize if small else max(1, WINDOW // (self.size + AROUND))
 
 
 def checksums(values: Tensor) -> Array:
@@ -119,8 +90,17 @@ def preallocate(handle: int, start: int, stop: int) -> None:
         os.posix_fallocate(handle, start, stop - start)
 
 
-def fill(handle: int, content: memoryview, at: int = 0) -> None:
+def write_at(handle: int, content: memoryview, at: int) -> None:
     """Write all bytes of `content` to a file, from `at` on."""
     while len(content):
         written = os.pwrite(handle, content, at)
         content, at = content[written:], at + written
+
+
+def _read_at(handle: int, space: memoryview, at: int) -> None:
+    """Fill `space` with the bytes of a file from `at` on."""
+    while len(space):
+        count = os.preadv(handle, [space], at)
+        if not count:
+            raise OSError(errno.EIO, "a file is too short")
+        space, at = space[count:], at + count

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import forget_gradients, gradients_of
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
 

@@ -91,15 +91,16 @@ class TopK(Answers):
     def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
         """Values and indices (B, ..., k), rest (B, ...), and the number of classes (B,)."""
         assert positions is not None
-        outputs = positions.last(outputs.detach())
+        outputs = positions.last(widen(outputs.detach()))
         classes = outputs.shape[-1]
         if self.k > classes:
             raise UsageError(
                 f"TopK({self.k}) asks for more logits than the {classes} classes have: choose a smaller k."
             )
         values, indices = outputs.topk(self.k)
-        # One sample at a time: a copy of all logits may not fit into the memory.
-        rest = torch.stack([_rest(*each) for each in zip(outputs, indices, strict=True)])
+        rest = _mass_left(outputs.logsumexp(-1), values.logsumexp(-1))
+        if self.k == classes:
+            rest.fill_(-LIMIT)
         width = torch.full((len(outputs),), classes, dtype=torch.int32, device=outputs.device)
         return {"values": _half(values), "indices": indices.int(), "rest": _half(rest), "classes": width}
 
@@ -154,6 +155,15 @@ def _rest(logits: Tensor, places: Tensor) -> Tensor:
     """The logarithm of the sum of exp(logit) over all classes (..., C) but those at `places` (..., k)."""
     # A number so low that it adds nothing; minus infinity would have no gradient where k is the number of classes.
     return widen(logits).scatter(-1, places, -LIMIT).logsumexp(-1)
+
+
+def _mass_left(whole: Tensor, part: Tensor) -> Tensor:
+    """log(exp(whole) - exp(part)): needs no copy of the logits, as `_rest` does, which also has an exact gradient.
+
+    A rest below the precision of the numbers counts as that precision: no probability notices it.
+    """
+    share = (part - whole).exp().clamp(max=1 - torch.finfo(whole.dtype).eps)
+    return whole + torch.log1p(-share)
 
 
 def _half(values: Tensor) -> Tensor:

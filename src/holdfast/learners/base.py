@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +16,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
-from holdfast.buffer import BalancedReservoir, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
-from holdfast.learners.answers import TopK, answers_of
 from holdfast.learners.head import Head
-from holdfast.learners.losses import Losses, Offer, widen
+from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
-from holdfast.learners.options import Options, ReplayOptions, check_class_weights, check_sizes, complete, describe
+from holdfast.learners.options import Options, check_class_weights, complete, describe
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of, without_frozen
 from holdfast.learners.transaction import Transaction, check_finite, check_model
-from holdfast.methods import LEARNERS, REGULARIZERS, method_names
 from holdfast.models import GroupedForward
-from holdfast.nested import Nested, concat, pad, rows
+from holdfast.nested import Nested, concat, rows
 from holdfast.ranks import Ranks
-from holdfast.registry import unknown_name
 from holdfast.rng import generator as seeded_generator
 
-__all__ = ["Learner", "Parts", "ReplayLearner", "make_learner", "settings_for", "settings_of"]
+if TYPE_CHECKING:
+    from holdfast.learners.making import Parts
+
+__all__ = ["Learner"]
 
 
 class Learner:
@@ -105,11 +102,6 @@ class Learner:
         self.augment: View = given["augment"] or (lambda x: x)
         self.changes_targets = takes_targets(self.augment)
         """Whether `augment` gets and returns targets as well."""
-        if self.changes_targets and not self.learns_mixtures:
-            raise UsageError(
-                f"{type(self).__name__} needs outputs for each sample alone: its augment cannot change targets. "
-                "Give a function of the inputs alone, or use ExperienceReplay."
-            )
         self.loss, self.clip, self.seed, self.validate = given["loss"], given["clip"], given["seed"], given["validate"]
         self.precision = given["precision"]
         weights = given["class_weights"]
@@ -117,11 +109,6 @@ class Learner:
         self.scheduler: Scheduler | None = by_step(given["scheduler"])
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
-        if given["head"] is not None and not self.grows:
-            raise UsageError(
-                f"the head of {type(self).__name__} cannot grow: leave out head=, and give the model as many outputs "
-                "as there will be classes."
-            )
         if given["head"] is not None and self.ranks is not None:
             raise UsageError(
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
@@ -133,8 +120,6 @@ class Learner:
         """Where outputs have classes at many positions of a sample; None if they are (samples, classes)."""
         if self.positions is not None:
             self.capturable = False  # how many positions count is known to the device alone
-            if not self.takes_positions:
-                raise UsageError(f"{type(self).__name__} needs outputs (samples, classes): leave out class_dim.")
         self.call = given["call"] or (_by_keywords if _is_pretrained(self.model) else None)
         self.take_outputs = given["outputs"]
         self.labelled = self.loss is None or self.head is not None or self.positions is not None
@@ -165,6 +150,7 @@ class Learner:
 
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
         """
+        self._transaction.check_caller()
         losses = self.losses(x, y)
         self.descend(losses)
         self.commit(losses)
@@ -421,195 +407,8 @@ class Learner:
 
 def _is_pretrained(model: nn.Module) -> bool:
     """Whether this is a model of transformers, or one that peft put its layers into; neither is imported."""
-    return any(kind.__name__ in ("PreTrainedModel", "PeftModel") for kind in type(model).__mro__)
+    return any(kind.__name__ in ("PreTrainedModel", "PeftModel", "PeftMixedModel") for kind in type(model).__mro__)
 
 
 def _by_keywords(network: Callable[..., Any], view: Nested) -> Any:
     return network(**view) if isinstance(view, Mapping) else network(view)
-
-
-class ReplayLearner(Learner):
-    """Base of learners that store samples. Most of them draw `replay_size` stored samples in each step, see `draw`."""
-
-    needs_buffer = True
-    draws: ClassVar[bool] = True
-    """Whether a step draws samples, so that there is a `replay_size`."""
-    stores_outputs: ClassVar[bool] = False
-    """Whether samples are stored with the outputs that the network had for them."""
-    chooses: ClassVar[bool] = False
-    """Whether the method chooses itself what to store, so that the buffer can have no policy."""
-    buffer: Reservoir
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[ReplayOptions]) -> None:
-        if "buffer_size" not in options:
-            raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
-        size, storage = options.pop("buffer_size"), options.pop("storage", "device")
-        generator, balanced = options.pop("generator", None), options.pop("balanced", False)
-        policy, padding = options.pop("buffer_policy", "reservoir"), options.pop("padding", None)
-        self.replay_size, self.replay = options.pop("replay_size", None), options.pop("replay", None)
-        self.answers = answers_of(options.pop("answers", None))
-        """What is stored of outputs."""
-        super().__init__(model, optimizer, **cast(Options, options))
-        self._check_answers()
-        if padding is not None and self.positions is not None:
-            if self.positions.class_dim != -1:
-                raise UsageError(
-                    "samples that differ in length need outputs (samples, positions, classes): class_dim=-1."
-                )
-            padding = {**dict.fromkeys(self.answers.columns, 0.0), **padding}
-        self.padding = None if padding is None else dict(padding)
-        """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
-        check_sizes(replay_size=self.replay_size)
-        if self.replay is not None:
-            if not (math.isfinite(self.replay) and self.replay > 0):
-                raise UsageError(f"replay is a share of the minibatch, as in replay=0.25, not {self.replay!r}.")
-            if self.replay_size is not None:
-                raise UsageError("replay and replay_size both say how many samples are drawn: leave out one of them.")
-        if self.chooses and (balanced or policy != "reservoir"):
-            raise UsageError(f"{type(self).__name__} chooses its samples itself: leave out balanced and buffer_policy.")
-        if (self.replay_size or self.replay) and not self.draws:
-            raise UsageError(f"{type(self).__name__} draws no samples: leave out replay_size and replay.")
-        if balanced and (self.ranks is not None or policy != "reservoir"):
-            raise UsageError(
-                "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
-            )
-        if self.ranks is None:
-            generator = generator or seeded_generator(self.seed, "buffer", self.device)
-            kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
-            self.buffer = kind(size, generator=generator, storage=storage, padding=padding)
-        else:
-            self.buffer = ShardedReservoir(
-                size,
-                ranks=self.ranks,
-                generator=generator or seeded_generator(self.seed, "buffer"),
-                device=self.device,
-                storage=storage,
-                policy=policy,
-                padding=padding,
-            )
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size} if cls.draws else {}
-
-    def draw(self, y: Nested) -> Draw:
-        """The stored samples that are replayed beside a minibatch with these targets."""
-        if self.replay is not None:
-            return self.buffer.sample(max(1, round(self.replay * rows(y))))
-        return self.buffer.sample(self.replay_size or rows(y))
-
-    def align(self, x: Nested, y: Nested, *draws: Draw) -> tuple[Nested, Nested, list[Draw]]:
-        """The minibatch and draws, filled up to one length where samples differ in length."""
-        if self.padding is None:
-            return x, y, list(draws)
-        xs = pad([x, *(each.x for each in draws)], self.padding, "x")
-        ys = pad([y, *(each.y for each in draws)], self.padding, "y")
-        stored = [each.logits for each in draws]
-        return xs[0], ys[0], [Draw(*parts) for parts in zip(xs[1:], ys[1:], stored, strict=True)]
-
-    def offer(self, x: Nested, y: Nested, outputs: Tensor) -> Offer | None:
-        """What the buffer is offered of a minibatch: the inputs as they came, and the outputs that their view had."""
-        return Offer(x, y, self.answers_for(outputs) if self.stores_outputs else None)
-
-    def answers_for(self, outputs: Tensor) -> Nested:
-        """What is stored of outputs."""
-        try:
-            return self.answers.store(outputs, self.positions)
-        except UsageError as error:
-            self.refuse(error)
-
-    def compare(self, now: Tensor, drawn: Draw, kind: str = "numbers") -> tuple[Tensor, Tensor]:
-        """The outputs of a draw as they are now and as they were stored; with positions, (rows, classes) each.
-
-        `kind` is what they are compared by, see `holdfast.regularizers.compares`.
-        """
-        if drawn.logits is None:
-            self.refuse(
-                UsageError(
-                    "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
-                    "give this learner a buffer of its own."
-                )
-            )
-        try:
-            counted = None if self.positions is None else self.positions.counted(drawn.x, drawn.y)
-            return self.answers.compare(now, drawn.logits, self.positions, counted, kind)
-        except UsageError as error:
-            self.refuse(error)
-
-    def _check_answers(self) -> None:
-        """What is stored of outputs must suit the method and its other options."""
-        if self.answers.as_they_are:
-            return
-        if not self.stores_outputs:
-            raise UsageError(f"{type(self).__name__} stores no outputs: leave out answers.")
-        if self.head is not None:
-            raise UsageError("answers that are stored in another form cannot grow with the head: leave out answers.")
-        if isinstance(self.answers, TopK) and self.positions is None:
-            raise UsageError("TopK stores logits of every position: give class_dim, which says where the classes are.")
-
-    def losses_alone(self, x: Nested, y: Nested) -> Losses:
-        """The loss of the minibatch alone: what a step descends while nothing is stored."""
-        outputs, loss = self.learn_alone(x, y)
-        return Losses(loss, current=loss, offer=self.offer(x, y, outputs))
-
-    def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
-        """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.
-
-        The samples that remain are a uniform sample of the rest of the stream, and stay one. See `Reservoir.forget`. In
-        files of a folder, the dropped samples stay until they are overwritten after the next `save`.
-        """
-        return self.buffer.forget(where)
-
-    def forget_all(self) -> None:
-        """Empty the buffer, which then fills up with what comes next: right when the rule to learn has changed."""
-        self.buffer.forget_all()
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a run hands to the learner it makes."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    view: View
-    generator: torch.Generator
-    """On the device of the run; decides what the buffer stores and draws."""
-    network: Callable[[Any], Tensor] | None = None
-    """What computes the model's outputs in a step, if it is not the model."""
-    scheduler: Scheduler | None = None
-
-
-def settings_of(learner: type[Learner]) -> dict[str, Parameter]:
-    """The settings of a method by name: the keyword arguments of its constructor that have a default."""
-    parameters = list(signature(learner.__init__).parameters.values())
-    if issubclass(learner, ReplayLearner) and learner.draws:
-        parameters.append(Parameter("replay_size", Parameter.KEYWORD_ONLY, default=None))
-    return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is not each.empty}
-
-
-def settings_for(config: RunConfig) -> dict[str, Any]:
-    """The settings of a run's method that no other field of its config decides, by name, with their defaults."""
-    learner = _learner_named(config.method)
-    decided, own = learner.arguments(config), settings_of(learner).items()
-    shared = {"balanced": False} if learner.needs_buffer else {}
-    return {name: each.default for name, each in own if name not in decided} | shared
-
-
-def make_learner(config: RunConfig, parts: Parts) -> Learner:
-    """The learner for `config.method`: one registered under that name, or consistency replay with that regularizer."""
-    learner, known = _learner_named(config.method), list(settings_for(config))
-    for name, _ in config.settings:
-        if name not in known:
-            raise unknown_name(f"setting of {config.method}", name, known)
-    for name, _ in config.options:
-        if "options" not in learner.arguments(config):
-            raise UsageError(f"{config.method} has no regularizer, and so no option regularizer.{name}.")
-    return learner.from_config(config, parts)
-
-
-def _learner_named(method: str) -> type[Learner]:
-    if method not in LEARNERS and method not in REGULARIZERS:
-        raise unknown_name("method", method, method_names())
-    learner: type[Learner] = LEARNERS.get(method, LEARNERS["consistency"])
-    return learner

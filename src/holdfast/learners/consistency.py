@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.answers import TopK
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.config import RunConfig
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
 
@@ -58,6 +58,10 @@ class DarkReplay(ReplayLearner):
         self.check_labels(y, outputs)
         current = self.criterion(outputs, self.targets(x, y))
         now, then = self.compare(now, drawn)
-        consistency = F.mse_loss(now, then) if len(now) else now.sum()
+        consistency = self.distance(now, then) if len(now) else now.sum()
         total = current + self.beta * consistency
         return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs))
+
+    def distance(self, now: Tensor, then: Tensor) -> Tensor:
+        """How far outputs (rows, classes) are from where they were."""
+        return F.mse_loss(now, then)

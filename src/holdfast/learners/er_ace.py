@@ -11,10 +11,10 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs
 from holdfast.nested import Nested

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from holdfast.augment import View
+from holdfast.augment import View, takes_targets
 from holdfast.config import PRECISIONS
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Loss
@@ -117,27 +117,11 @@ class ReplayOptions(Options, total=False):
     generator: torch.Generator | None
 
 
-DEFAULTS: Options = {
-    "augment": None,
-    "loss": None,
-    "class_dim": None,
-    "mask": None,
-    "call": None,
-    "outputs": None,
-    "class_weights": None,
-    "clip": None,
-    "scheduler": None,
-    "head": None,
-    "on_grow": None,
-    "precision": "float32",
-    "validate": True,
-    "seed": 0,
-    "network": None,
-}
+DEFAULTS = dict.fromkeys(Options.__annotations__) | {"precision": "float32", "validate": True, "seed": 0}
 
 
-def complete(options: Mapping[str, Any], learner: type) -> Options:
-    """All options with a value, those not given with their default; unknown names and wrong values raise."""
+def complete(options: Mapping[str, Any], learner: Any) -> Options:
+    """All options of a learner with a value, those not given with their default; unknown and unfit ones raise."""
     own = [name for name, each in signature(learner).parameters.items() if each.kind is each.KEYWORD_ONLY]
     for name in options:
         if name not in DEFAULTS:
@@ -145,16 +129,34 @@ def complete(options: Mapping[str, Any], learner: type) -> Options:
     full = cast(Options, {**DEFAULTS, **options})
     if full["precision"] not in PRECISIONS:
         raise unknown_name("precision", full["precision"], list(PRECISIONS))
+    clip = full["clip"]
+    if clip is not None and not (math.isfinite(clip) and clip > 0):
+        raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
     if full["loss"] is not None and full["class_weights"] is not None:
         raise UsageError("class_weights belong to cross-entropy; with a loss of your own, leave them out.")
     if full["class_dim"] is not None and full["head"] is not None:
         raise UsageError("a head with classes at many positions cannot grow: leave out head= or class_dim=.")
     if full["mask"] is not None and full["class_dim"] is None:
         raise UsageError("mask says which positions count: give class_dim as well, which says where the classes are.")
-    clip = full["clip"]
-    if clip is not None and not (math.isfinite(clip) and clip > 0):
-        raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
+    _check_method(learner, full)
     return full
+
+
+def _check_method(learner: Any, options: Options) -> None:
+    """Raise if a method cannot do what an option asks for."""
+    name = learner.__name__
+    if options["augment"] is not None and takes_targets(options["augment"]) and not learner.learns_mixtures:
+        raise UsageError(
+            f"{name} needs outputs for each sample alone: its augment cannot change targets. Give a function of the "
+            "inputs alone, or use ExperienceReplay."
+        )
+    if options["head"] is not None and not learner.grows:
+        raise UsageError(
+            f"the head of {name} cannot grow: leave out head=, and give the model as many outputs as there will be "
+            "classes."
+        )
+    if options["class_dim"] is not None and not learner.takes_positions:
+        raise UsageError(f"{name} needs outputs (samples, classes): leave out class_dim.")
 
 
 def describe(learner: type, buffered: bool) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,9 +61,25 @@ class Transaction:
         self._generators: list[torch.Generator] = []
         self._viewed = False
         """Whether `augment` was examined."""
+        self._called = False
+        """Whether it was examined who calls `observe`."""
         self._told_of_eval = False
         self._unread = 0
         """Steps since the loss was last read."""
+
+    def check_caller(self) -> None:
+        """Refuse whole steps inside a Trainer of transformers, which would step again with the same gradients."""
+        frame = None if self._called else sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_name == "training_step":
+                kinds = type(frame.f_locals.get("self")).__mro__
+                if any(kind.__module__.partition(".")[0] == "transformers" for kind in kinds):
+                    raise UsageError(
+                        "observe inside the training_step of a Trainer would make every update twice: its optimiser "
+                        "steps again. Use holdfast.integrations.transformers.ReplayTrainer, or losses and commit."
+                    )
+            frame = frame.f_back
+        self._called = True
 
     def begin(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """The minibatch on the learner's device. It is checked before anything changes; the head grows if it must."""
@@ -114,7 +130,9 @@ class Transaction:
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
         if labels and learner.positions is not None and learner.validate:
-            self._expect(_largest_supervised(learner.positions.labels(x, y)))
+            # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
+            masked = learner.positions.mask is not None
+            self._expect(_largest_supervised(learner.positions.labels(x, y) if masked else given))
         elif labels and (learner.validate or learner.head is not None):
             self._expect(_largest_label(given))
         return x, y
@@ -191,7 +209,7 @@ class Transaction:
         self._unread = 0 if read else self._unread
         try:
             # With several ranks, before the backward pass, which waits for the other ranks.
-            with self._together(STEP):
+            with self.learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
                     learner.buffer.reserve(*losses.offer)
                 _check_loss(losses.total, read, self._minibatch)
@@ -213,7 +231,7 @@ class Transaction:
         """Roll the forward pass back and raise `error`. The other ranks learn it in `approve` and raise as well."""
         self.roll_back()
         if self.learner.validate:
-            with self._together(STEP):
+            with self.learner.together(STEP):
                 raise error
         raise error
 
@@ -226,11 +244,6 @@ class Transaction:
             for generator, state in generators:
                 generator.set_state(state)
             self._before = None
-
-    def _together(self, action: str) -> AbstractContextManager[object]:
-        """What fails inside on one rank fails on all of them."""
-        ranks = self.learner.ranks
-        return nullcontext() if ranks is None else ranks.together(action)
 
 
 # --- what is checked -------------------------------------------------------------------------------------------------

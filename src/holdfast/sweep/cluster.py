@@ -7,9 +7,11 @@ address that fsspec knows (s3://, gs://, ...; see `holdfast.sweep.remote`).
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, nullcontext, suppress
@@ -126,10 +128,15 @@ class RayRunner:
         own: dict[str, Any] = {"address": self.address} if self.address else {"num_cpus": self.jobs or os.cpu_count()}
         if not self.address:
             own |= {"address": "local", "include_dashboard": False}
+        answers = signal.getsignal(signal.SIGTERM)
         try:
             # Ray puts the current folder on its workers' search path, where a file could take any package's place.
             with chdir(sys.prefix):
                 self.ray.init(**own, log_to_driver=False, logging_level="error", configure_logging=True)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, answers)  # Ray puts one of its own there, which ends the program at once
+        except SystemExit:
+            raise KeyboardInterrupt from None  # it did, before we could put ours back
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
             raise HoldfastError(_unreachable(self.address or "local", str(error))) from error
         try:
