@@ -1,4 +1,5 @@
-# Two doors for newcomers, `make demo` and `make test`; `make check` for those who change the code.
+# Two doors for newcomers, `make demo` and `make test`; `make quick` and `make check` for those who change the code.
+# On two cores: the first call installs (about 3 minutes), the demo takes 45 seconds, the tests about 9 minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,20 +7,28 @@ LIGHT := $(VENV)/light
 READY := $(VENV)/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format slow chaos friends docs pictures lock readme report clean
+.PHONY: demo test quick check format slow chaos friends dist docs pictures lock readme speeds report clean
 
 demo: $(LIGHT)
 	$(BIN)/holdfast demo
+	@echo "next: source $(BIN)/activate, and then for instance: holdfast run rot-mnist linf --buffer-size 200"
 
 # One process per core, up to four: each needs two gigabytes. Work is stolen, as the tests of a file share fixtures and
 # differ a thousandfold in what they take.
 test: $(READY)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal --cov --cov-report=term:skip-covered -q
 
+# About a minute: the losses, the buffer, the main learners, and whether README and layers are as they say.
+QUICK := config evaluation layers matrix metrics readme registry regularizers surface
+quick: $(READY)
+	$(BIN)/pytest -q $(QUICK:%=tests/test_%.py) tests/models/test_networks.py \
+		tests/buffer/test_reservoir.py tests/buffer/test_memory.py \
+		tests/learners/test_consistency.py tests/learners/test_er.py tests/learners/test_clser.py
+
 slow: $(READY)
 	$(BIN)/pytest -q -m slow
 
-# Weights & Biases, MLflow and Lightning are large: their tests are skipped where they are not installed.
+# Weights & Biases, MLflow, Lightning and transformers are large: their tests are skipped where they are not installed.
 friends: $(READY)
 	$(INSTALL) -e '.[friends]'
 	$(BIN)/pytest -q tests/test_loggers.py tests/integrations tests/docs/test_walk.py
@@ -54,6 +63,10 @@ $(READY): $(LIGHT)
 	$(INSTALL) -e '.[download,dev,docs]'
 	touch $(READY)
 
+# A wheel, in dist/; `make slow` installs one in a fresh environment and runs the demo from it.
+dist: $(LIGHT)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
 # The site, in site/; strict: a broken link or a name that is not there is an error.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -70,6 +83,10 @@ lock:
 # The README's table, and the report page, from the result files.
 readme: $(READY)
 	$(BIN)/python docs/update_readme.py
+
+# The speeds from which the time of a run is guessed, from what `holdfast bench` printed.
+speeds: $(READY)
+	$(BIN)/python scripts/speeds.py
 
 report: $(READY)
 	$(BIN)/holdfast report results --out docs/report.html

@@ -26,8 +26,7 @@ from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
-from holdfast.learners import settings_for
-from holdfast.learners.base import ReplayLearner
+from holdfast.learners import ReplayLearner, settings_for
 from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer

@@ -22,19 +22,31 @@ import sys  # noqa: E402
 import tomllib  # noqa: E402
 from collections.abc import Iterator, Sequence  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
+from dataclasses import dataclass, field, fields  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
-from typing import NamedTuple  # noqa: E402
+from typing import Annotated, Any, NamedTuple  # noqa: E402
 
 from holdfast.config import RunConfig  # noqa: E402
 from holdfast.errors import HoldfastError, UsageError  # noqa: E402
 from holdfast.experiments import EXPERIMENTS, condensed, load_results  # noqa: E402
 from holdfast.learners import settings_for  # noqa: E402
+from holdfast.schema import validated  # noqa: E402
 from holdfast.sweep import Event, SweepSummary, sweep  # noqa: E402
 from holdfast.sweep.fleets import FleetRunner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-KEYS = {"what", "experiment", "only", "seeds", "set"}
+
+
+@dataclass
+class Table:
+    """An entry as queue.toml has it."""
+
+    what: str
+    experiment: str
+    only: list[str] = field(default_factory=list)
+    seeds: Annotated[int, lambda value: 0 < value <= 1000] = 1
+    set: list[str] = field(default_factory=list)
 
 
 class Entry(NamedTuple):
@@ -47,19 +59,19 @@ class Entry(NamedTuple):
 def read_queue(path: Path) -> list[Entry]:
     """The entries of a queue file, the most important first."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))["runs"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        tables = validated(list[dict[str, Any]], tomllib.loads(path.read_text("utf-8"))["runs"], "runs")
+        for name in {name for table in tables for name in table} - {each.name for each in fields(Table)}:
+            raise UsageError(f"'{name}' is not known; an entry has {', '.join(each.name for each in fields(Table))}")
+        return [_entry(validated(Table, table, f"runs[{number}]")) for number, table in enumerate(tables)]
+    except (OSError, KeyError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no queue of runs: {error}.") from error
-    return [_entry(table, path) for table in tables]
 
 
-def _entry(table: dict, path: Path) -> Entry:
-    for name in table.keys() - KEYS:
-        raise UsageError(f"{path}: '{name}' is not known; an entry has {', '.join(sorted(KEYS))}.")
-    experiment = EXPERIMENTS[table["experiment"]].select(table.get("only", []))
-    configs = experiment.configs(range(table.get("seeds", 1)))
-    configs = [config.parse(table.get("set", []), settings_for(config)) for config in configs]
-    return Entry(table["what"], list(dict.fromkeys(configs)))
+def _entry(table: Table) -> Entry:
+    experiment = EXPERIMENTS[table.experiment].select(table.only)
+    configs = experiment.configs(range(table.seeds))
+    configs = [config.parse(table.set, settings_for(config)) for config in configs]
+    return Entry(table.what, list(dict.fromkeys(configs)))
 
 
 @contextmanager

@@ -25,9 +25,10 @@ STARTS = "<!-- starts -->"
 AGREEMENT = "<!-- agreement -->"
 FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
+CHAOS = "<!-- chaos -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
-NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.+%]+))?\}\}")
+NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -40,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
-    for mark, made in (*tables, (FIELD, field), (SOURCES, sources)):
+    for mark, made in (*tables, (FIELD, field), (SOURCES, sources), (CHAOS, chaos)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
@@ -70,6 +71,25 @@ def sources() -> str:
     return "\n".join([*(f"- {source}" for source in assess(EXPERIMENTS["field"], Results()).sources), ""])
 
 
+def chaos() -> str:
+    """What `make chaos` did last, and how often a program ended as if nothing had happened, a row per program."""
+    programs = {
+        "run": "`holdfast run --resume`",
+        "processes": "`holdfast reproduce`, processes",
+        "ray": "`holdfast reproduce`, Ray",
+        "folder": "a learner with its buffer in a folder",
+        "memory": "a learner with its buffer in memory",
+        "estimator": "an estimator with its buffer in a folder",
+    }
+    found = json.loads((DOCS / "chaos.json").read_text("utf-8"))
+    names = ("rounds", "kills", "stops", "full_disks", "removed_folders", "damaged_files", "refused", "equal")
+    lines = [f"| | {' | '.join(name.replace('_', ' ') for name in names)} |", f"|---|{len(names) * '---:|'}"]
+    for kind, title in programs.items():
+        if kind in found:
+            lines += [f"| {title} | {' | '.join(str(found[kind][name]) for name in names)} |"]
+    return "\n".join([*lines, ""])
+
+
 def agreement() -> str:
     """How closely two programs for S-CIFAR-10 agree, a row per measure, as benchmarks/second_opinion.py found."""
     found = json.loads((DOCS / "pictures" / "how-sure.json").read_text("utf-8"))["measures"]
@@ -97,15 +117,19 @@ def findings(path: Path) -> str:
     """What `holdfast analyze` found, as tables: a row per method, then the paper's claims."""
     lines = []
     for found in read_findings(path):
-        lines += ["| method | seeds | accuracy (%) | calibration error (%) | recency gap | accuracy on corrupted (%) |"]
-        lines += ["|---|---:|---:|---:|---:|---:|", *map(_method, found.summaries), ""]
+        corrupted = any(one.mra for one in found.summaries)
+        columns = ["seeds", "accuracy (%)", "calibration error (%)", "recency gap"]
+        columns += ["accuracy on corrupted (%)"] * corrupted
+        lines += [f"| method | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+        lines += [*(_method(one, corrupted) for one in found.summaries), ""]
         lines += ["| claim | | |", "|---|---|---|"]
         lines += [f"| {claim.statement} | {claim.outcome} | {claim.detail} |" for claim in found.claims]
     return "\n".join([*lines, ""])
 
 
-def _method(summary: Summary) -> str:
-    numbers = (_mean(summary.accuracy, 1), _mean(summary.ece, 1), _mean(summary.recency_gap, 2), _mean(summary.mra, 1))
+def _method(summary: Summary, corrupted: bool) -> str:
+    numbers = [_mean(summary.accuracy, 1), _mean(summary.ece, 1), _mean(summary.recency_gap, 2)]
+    numbers += [_mean(summary.mra, 1)] * corrupted
     return f"| {summary.label} | {len(summary.seeds)} | {' | '.join(numbers)} |"
 
 

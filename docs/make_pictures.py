@@ -17,9 +17,11 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
 import holdfast as hf
@@ -29,6 +31,7 @@ from holdfast.report.draw.style import INK, METHODS, STYLE, Style
 from holdfast.report.series import Heatmap
 
 FOLDER = Path(__file__).parent / "pictures"
+DEMO = Path(__file__).parent / "demo.png"
 ANALYSIS = Path(__file__).parents[1] / "results" / "seq-cifar10" / "analysis" / "analysis.json"
 Numbers = dict[str, Any]
 
@@ -440,8 +443,17 @@ def _line(panel: Axes, x: list[float], y: list[float], style: Style, label: str,
         )
 
 
+def for_a_phone(picture: Image.Image) -> Image.Image:
+    """The left of the demo's two panels: as large on a narrow screen as both are on a wide one."""
+    dark = np.asarray(picture.convert("L"))[80:].min(axis=0) < 250  # below the title
+    middle = len(dark) // 2
+    gap = next(column for column in range(middle, len(dark)) if not dark[column : column + 8].any())
+    return picture.crop((0, 0, gap + 8, picture.height))
+
+
 def main() -> None:
     """Compute, save and draw every picture."""
+    for_a_phone(Image.open(DEMO)).save(DEMO.with_stem("demo-phone"))
     FOLDER.mkdir(exist_ok=True)
     computed: dict[Callable[[], Numbers], Numbers] = {}
     with torch.random.fork_rng():

@@ -1,7 +1,8 @@
 """Whether the answers of a model can be believed: analyses on the logits of any model. About ten seconds.
 
-The model here is a plain network on digits that learned two by two. Yours may come from anywhere: the functions take
-logits and labels.
+The model here is a plain network on digits that it learned two by two, once with replay alone and once with the
+consistency term. Yours may come from anywhere: the functions take logits and labels. Each number is explained where it
+is printed.
 """
 
 import torch
@@ -36,8 +37,23 @@ def train_model(beta):
 @torch.no_grad()
 def report(name, model):
     logits = model(view(test.images))
-    calibration = analysis.calibration(logits, test.labels)
-    recency = analysis.recency(logits, TASKS)
+    right = 100 * (logits.argmax(dim=1) == test.labels).float().mean()
+    print(f"{name}: {right:.1f} % right")
+
+    # Does it know how sure it may be? Confidence is the probability of the class it names.
+    found = analysis.calibration(logits, test.labels)
+    sure = 100 * sum(c * n for c, n in zip(found.confidence, found.count, strict=True)) / len(logits)
+    verdict = (
+        "as sure as it may be" if abs(sure - right) < 3 else "too sure" if sure > right else "less sure than it may be"
+    )
+    print(f"  says it is {sure:.1f} % sure, so it is {verdict}; calibration error {found.ece:.1f} %")
+
+    # Does it prefer what it learned last? The test set has equally many digits of each task.
+    shares = analysis.recency(logits, TASKS).task_probabilities
+    print("  belief by task    ", *(f"{share:.2f}" for share in shares), "(0.20 each is fair)")
+    print(f"  the last task gets {shares[-1] / min(shares):.1f} times the belief of the task it believes in least")
+
+    # Does it still work when images get worse? Severity 1 is slight, 5 is strong.
     few = slice(0, 1000)
     robust = analysis.robustness(
         lambda images: model(view(images)),
@@ -46,15 +62,15 @@ def report(name, model):
         ["gaussian_noise", "contrast"],
         [1, 3, 5],
     )
-    right = (logits.argmax(dim=1) == test.labels).float().mean()
-    print(f"{name}: {100 * right:.1f} % right")
-    sure = sum(c * n for c, n in zip(calibration.confidence, calibration.count, strict=True)) / len(logits)
-    print(f"  confidence {100 * sure:.1f} %, calibration error {calibration.ece:.1f} %")
-    print("  belief by task    ", *(f"{share:.2f}" for share in recency.task_probabilities), "(0.2 each is fair)")
     for corruption, values in robust.accuracy.items():
-        print(f"  under {corruption:<13}", *(f"{value:.0f} %" for value in values), "at severity 1, 3, 5")
+        print(f"  under {corruption:<14}", *(f"{value:.0f} %" for value in values), "right at severity 1, 3, 5")
 
 
 if __name__ == "__main__":
     report("replay alone", train_model(beta=0.0))
     report("with consistency", train_model(beta=0.5))
+    print("""
+What this says: the consistency term makes the network right more often, spreads its belief more evenly over old and new
+digits, and makes it sturdier. Its probabilities are too low: it is right more often than it claims, because it is held
+near answers that it gave when it had seen little and was less sure. Where probabilities matter, rescale them with a
+temperature that is found on held-out samples.""")

@@ -185,6 +185,14 @@ def test_output_that_cannot_be_written():
     assert done.stderr == "error: the output cannot be used: No space left on device.\n"
 
 
+def test_output_that_is_closed():
+    command = [sys.executable, "-m", "holdfast", "list"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&- 2>log; code=$?; cat log >&2; exit $code', "sh", *command], capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -254,6 +262,21 @@ def test_list_and_data_show_everything(holdfast, tmp_path):
     assert "missing" in shown
 
 
+def test_list_and_data_as_json(holdfast, tmp_path):
+    code, out, _ = holdfast("list", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert set(told) == {"benchmarks", "methods", "experiments"}
+    assert {"name": "derpp", "about": "another name for mse"} in told["methods"]
+    (calibration,) = [one for one in told["experiments"] if one["name"] == "calibration"]
+    assert calibration["also"] == ["figure4", "figure7"]
+    assert set(json.loads(holdfast("list", "methods", "--json")[1])) == {"methods"}
+    code, out, _ = holdfast("data", "--data", str(tmp_path), "--json")
+    told = json.loads(out)
+    assert (code, told["root"]) == (0, str(tmp_path))
+    assert (told["datasets"]["mnist"]["state"], told["datasets"]["cifar10"]["state"]) == ("bundled", "missing")
+
+
 def test_demo_compares_and_draws(holdfast, tmp_path):
     code, out, _ = holdfast("demo", "--tasks", "2", "--train-limit", "300")
     assert code == 0
@@ -285,9 +308,25 @@ def test_help_is_whole_sentences_and_words_for_people():
     command = get_command(app)
     for name in (None, *command.list_commands(Context(command))):
         shown = help_of(*([name] if name else []))
-        assert "<list[" not in shown, name
+        assert "<" not in shown.replace("<=", ""), f"{name}: a type of Python's"
+        assert "{" not in shown, name
         commands = shown.partition("Commands:")[2]
         assert all(line.endswith(".") and not line.endswith("...") for line in commands.split("\n") if line), commands
+
+
+def test_commands_come_in_the_order_in_which_they_are_needed():
+    shown = help_of().partition("Commands:")[2]
+    assert [line.split()[0] for line in shown.strip().splitlines()][:4] == ["demo", "run", "list", "reproduce"]
+    assert "Usage: python -m holdfast run [OPTIONS] BENCHMARK METHOD\n" in help_of("run")
+
+
+def test_a_long_run_is_announced(holdfast, monkeypatch):
+    """Before anything is fetched or trained; here the data is not there."""
+    monkeypatch.setattr("holdfast.cli.run.make_benchmark", lambda *_: full())
+    _, _, err = holdfast("run", "seq-cifar10", "mse", "--device", "cpu")
+    assert "this run takes about 87.6 h on one core of a server; see --resume" in err
+    _, _, err = holdfast("run", "rot-mnist", "mse", "--device", "cpu")
+    assert "takes about" not in err
 
 
 def run_in(folder, *arguments, **env):
@@ -301,8 +340,11 @@ def test_a_terminal_without_our_signs_gets_others(tmp_path):
     done = run_in(tmp_path, *arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert b"55.86 +- 2.19 (3)" in done.stdout
-    listed = run_in(tmp_path, "list", PYTHONIOENCODING="ascii")
-    assert listed.returncode == 0, listed.stderr
+    short = ["--tasks", "1", "--set", "train_limit=100"]
+    for command in (["list"], ["run", "rot-mnist", "mse", *short], ["demo", "--tasks", "1", "--train-limit", "100"]):
+        done = run_in(tmp_path, *command, PYTHONIOENCODING="ascii")
+        assert done.returncode == 0, done.stderr
+        assert (done.stdout + done.stderr).isascii()
 
 
 def test_names_of_files_cannot_steer_the_terminal(tmp_path):

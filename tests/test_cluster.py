@@ -49,6 +49,38 @@ def test_no_ray(monkeypatch):
         RayRunner()
 
 
+class FakeRay:
+    """As far as connecting goes: like the real one, it answers SIGTERM by ending the program."""
+
+    def __init__(self, terminated=False):
+        self.terminated = terminated
+
+    def is_initialized(self):
+        return False
+
+    def init(self, **options):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        if self.terminated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def shutdown(self):
+        pass
+
+
+def test_sigterm_stops_the_sweep_and_not_the_program():
+    """Ray's own handler ended it with exit code 15, and nothing was said."""
+    runner, before = RayRunner(), signal.getsignal(signal.SIGTERM)
+    try:
+        runner.ray = FakeRay()
+        with runner._connected():
+            assert signal.getsignal(signal.SIGTERM) == before
+        runner.ray = FakeRay(terminated=True)
+        with pytest.raises(KeyboardInterrupt), runner._connected():
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_results_behind_an_address(tmp_path):
     sweep(GRID[:1], tmp_path / "node", runner=inline)
     (stored,) = load_results(tmp_path / "node")

@@ -577,3 +577,13 @@ def test_mean_and_deviation_are_those_of_all_targets_so_far():
         made.partial_fit(x[portion], y[portion])
     np.testing.assert_allclose(made.module_.mean, y.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(made.module_.variance.sqrt(), y.std(axis=0), rtol=1e-4)
+
+
+def test_a_forged_estimator_whose_labels_contradict_each_other(tmp_path):
+    """The checksum of a checkpoint can be computed by anyone."""
+    made = ReplayClassifier(buffer_size=5, epochs=1, random_state=0).fit([[0.0], [1.0]], ["a", "b"])
+    for labels in (np.array(["b", "a"]), np.array([["a", "b"]]), {"a": 0}):
+        made.classes_ = labels
+        made.save(tmp_path / "kept")
+        with pytest.raises(hf.CheckpointError, match="not what a ReplayClassifier saves"):
+            ReplayClassifier.load(tmp_path / "kept")

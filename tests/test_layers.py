@@ -15,7 +15,7 @@ PACKAGE = Path(holdfast.__file__).parent
 # is the surface for users and the command line: above it, everything is imported from where it is.
 LAYERS = [
     ("errors", "files", "pure", "_startup"),
-    ("plugins",),
+    ("plugins", "schema"),
     ("registry",),
     ("methods",),
     ("config",),
@@ -26,7 +26,7 @@ LAYERS = [
     ("augment",),
     ("benchmarks",),
     ("models",),
-    ("devices",),
+    ("devices", "workload"),
     ("regularizers",),
     ("checkpoint",),
     ("buffer",),
@@ -55,7 +55,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 HEAVY = ("typer", "rich", "matplotlib", "PIL", "pooch", "torchmetrics", "scipy", "jinja2", "ray", "timm")
 HEAVY += ("sklearn", "tensorboard", "wandb", "mlflow", "lightning", "onnx", "onnxruntime", "onnxscript", "optuna")
-HEAVY += ("requests",)
+HEAVY += ("requests", "transformers", "peft", "trl", "accelerate")
 
 
 def unit(path):

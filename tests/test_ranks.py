@@ -1,6 +1,11 @@
 """Processes that act as one. Functions that begin with `_` run on every rank."""
 
+import logging
+import os
+import signal
 import sys
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -9,6 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast import ranks as module
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.ranks import Ranks
 from holdfast.rng import generator
@@ -191,3 +197,66 @@ def test_a_rank_that_is_gone_is_an_error_for_people(crew):
     assert kind == "TrainingError"
     assert message.startswith("lost contact with the other ranks (")
     assert "Start the job again from its last checkpoint." in message
+
+
+# --- a rank that does not come ---------------------------------------------------------------------------------------
+
+
+def told(act, limit=0.3):
+    """What this rank says while it acts, with a limit of less than a minute."""
+    said, handler = [], logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    patience, module.PATIENCE = module.PATIENCE, limit
+    module.log.addHandler(handler)
+    try:
+        act()
+    finally:
+        module.log.removeHandler(handler)
+        module.PATIENCE = patience
+    return said
+
+
+def _late(stopped):
+    """Rank 1 comes to the second meeting 1.2 seconds late, because it took a rest or was stopped as by Ctrl-Z."""
+    ranks = Ranks()
+    # Another process wakes it up: all threads of this one rest.
+    if ranks.rank == 1 and stopped and os.fork() == 0:
+        time.sleep(1.2)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+
+    def act():
+        with ranks.together("meet"):
+            pass
+        if ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP) if stopped else time.sleep(1.2)
+        with ranks.together("meet again"):
+            pass
+
+    said = told(act)
+    if ranks.rank == 1 and stopped:
+        os.wait()
+    return said
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_rank_that_waits_for_long_says_so_once(crew, stopped):
+    said, nothing = crew.run(2, _late, stopped)
+    assert nothing == []
+    assert len(said) == 1
+    assert said[0].startswith("rank 0 has waited 0 seconds for the other ranks. One of them was stopped, takes fewer")
+
+
+def _threads():
+    """How many more threads there are once ranks are no longer used."""
+    before = set(threading.enumerate())
+    made = [Ranks() for _ in range(3)]
+    added = set(threading.enumerate()) - before
+    made.clear()
+    for thread in added:
+        thread.join(10)
+    return len(added), sum(thread.is_alive() for thread in added)
+
+
+def test_who_watches_ends_with_the_ranks(crew):
+    assert crew.run(2, _threads) == [(3, 0)] * 2

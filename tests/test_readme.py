@@ -1,5 +1,6 @@
 """The README says what is so: its table comes from the result files, its examples run."""
 
+import inspect
 import re
 import runpy
 import shlex
@@ -19,6 +20,33 @@ README = (ROOT / "README.md").read_text("utf-8")
 def test_the_results_table_is_that_of_the_result_files():
     script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
     assert script["with_results"](README) == README, "run `make readme`"
+
+
+def test_the_speeds_are_those_of_one_file():
+    script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
+    assert script["with_speeds"](README) == README, "run `make readme`"
+    told = README.partition("<!-- speed:begin -->")[2].partition("<!-- speed:end -->")[0]
+    assert "steps per second" in " ".join(told.split())
+
+
+def test_it_says_where_to_find_what():
+    """From the README alone: each place it names has the method it names, and a step is one page."""
+    from holdfast import training
+    from holdfast.buffer import reservoir
+
+    found = {
+        "learners/consistency.py": hf.ConsistencyReplay.compute_losses,
+        "learners/base.py": hf.Learner.observe,
+        "learners/clser.py": hf.LEARNERS["clser"].commit,
+        "training.py": training._train,
+        "buffer/reservoir.py": reservoir.place,
+    }
+    for file, function in found.items():
+        assert re.search(rf"`{function.__name__}` .*\[`{file}`\]\(src/holdfast/{file}\)", README), file
+        assert inspect.getsourcefile(inspect.unwrap(function)).endswith(f"holdfast/{file}")
+    step = (hf.Learner.observe, hf.Learner.losses, hf.Learner.descend, hf.Learner.backward, hf.Learner.commit)
+    step += (hf.ConsistencyReplay.compute_losses, inspect.unwrap(hf.ConsistencyReplay.objective))
+    assert sum(len(inspect.getsource(part).splitlines()) for part in step) < 110
 
 
 def test_the_field_is_shown_as_far_as_there_are_results(tmp_path):

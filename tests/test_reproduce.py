@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from holdfast import results
 from holdfast.cli import main
 from holdfast.cli.screen import SweepScreen
 from holdfast.display import errors
+from holdfast.errors import DataError
 from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, register
 from holdfast.results import RunResult
 from holdfast.sweep import Event, Rates
@@ -61,9 +63,9 @@ def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
     code, out, err = holdfast(*arguments)
     assert code == 0
     assert "1 runs done, 1 were there" in err
-    assert "30.00±1.00" in out
+    assert "30.00 ± 1.00" in out
     found = results.find(tmp_path / "runs", tiny(seed=1))
-    assert f"{(30.0 + found.accuracy) / 2:.2f}±" in out
+    assert f"{(30.0 + found.accuracy) / 2:.2f} ± " in out
     code, out_again, err = holdfast(*arguments)
     assert code == 0
     assert "0 runs done, 2 were there" in err
@@ -76,13 +78,23 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
             results.save(made_up(config.change(seed=seed), accuracy), tmp_path / "runs")
     code, out, _ = holdfast("small", "--seeds", "3")
     assert code == 0
-    assert "30.50±0.00✓" in out
-    assert "40.00±0.00✗" in out
+    assert "30.50 ± 0.00 (3) ✓" in out
+    assert "40.00 ± 0.00 (3) ✗" in out
     assert "differs: buffer 20, er, rot-mnist: the difference lies between +18.77 and +21.23 (90 %), outside ±2" in out
     assert "1 cells agree, 1 differ, 0 are open, 0 have no run" in out
     assert "rot-mnist: 2 of 2 cells lie over the paper, on average by +10.25" in out
-    assert any(line.split() == ["tau", "-1.00"] for line in out.splitlines())
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
+
+
+def test_the_order_of_methods_is_compared(holdfast, tmp_path, small):
+    published = {"mse": 30.0, "er": 20.0, "l1": 10.0}
+    ranked = [replace(cell, published=Published(published[cell.row], 1.0)) for cell in small.cells]
+    del EXPERIMENTS._entries["small"]
+    register(replace(small, cells=tuple(ranked)))
+    for cell, accuracy in zip(small.cells, (30.0, 40.0, 50.0), strict=True):
+        results.save(made_up(cell.config, accuracy), tmp_path / "runs")
+    _, out, _ = holdfast("small", "--seeds", "1")
+    assert any(line.split() == ["tau", "-1.00", "(3)"] for line in out.splitlines())
 
 
 def test_the_field_names_its_sources(holdfast, tmp_path):
@@ -93,8 +105,8 @@ def test_the_field_names_its_sources(holdfast, tmp_path):
         "field", "--only", "benchmark=rot-mnist,method=der,method=esmer", "--only", "buffer_size=200"
     )
     assert code == 0
-    assert "90.10±0.10?" in out
-    assert "90.04±2.61" in out
+    assert "90.10 ± 0.10 (3) ?" in out
+    assert "90.04 ± 2.61" in out
     assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
     told = " ".join(out.split())
     assert "Other papers ran other code, settings and numbers of seeds" in told
@@ -106,19 +118,19 @@ def test_a_single_run_decides_nothing(holdfast, tmp_path, small):
     results.save(made_up(tiny(), 31.0), tmp_path / "runs")
     code, out, _ = holdfast("small", "--seeds", "1", "--only", "method=mse")
     assert code == 0
-    assert "31.00?" in out
+    assert "31.00 (1) ?" in out
     assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
 
 
 def test_dry_run(holdfast, tmp_path, small):
     code, out, _ = holdfast("small", "--dry-run", "--seeds", "2", "--jobs", "2", "--device", "cpu")
     assert code == 0
-    assert "not measured yet" in out
+    assert "about 2 s" in out, "a guess, as nothing was measured yet"
     assert not (tmp_path / "runs").exists()
     results.save(made_up(tiny()), tmp_path / "runs")
     code, out, _ = holdfast("small", "--dry-run", "--seeds", "2", "--jobs", "2", "--device", "cpu")
-    line = out.splitlines()[-2]
-    assert [part.strip() for part in line.strip("│").split("│")] == ["all", "6", "1", "5", "2 min"]  # 5 * 40 s / 2
+    line = out.splitlines()[-2]  # 5 runs of 40 s, two at a time
+    assert [part.strip() for part in line.strip("│").split("│")] == ["all", "6", "1", "5", "2 min", "there"]
     for seed in (0, 1):
         for cell in small.cells:
             results.save(made_up(cell.config.change(seed=seed)), tmp_path / "runs")
@@ -195,7 +207,7 @@ def test_results_of_another_protocol_are_not_mixed(holdfast, tmp_path, small):
     assert code == 1  # it lies where the run belongs, and is not overwritten
     assert "of protocol 0" in err
     assert "move it away" in err
-    assert "30.00?" not in out
+    assert "30.00 (1)" not in out
 
 
 def test_robustness_is_measured_once(holdfast, tmp_path, small, monkeypatch):
@@ -247,3 +259,86 @@ def test_screen_on_a_terminal(tmp_path, monkeypatch):
     assert "1 done, 1 running" in text
     assert "42.00 %" in text
     assert "25%" in text
+
+
+def test_figures_are_written_beside_the_results(holdfast, tmp_path, small):
+    for cell in small.cells:
+        results.save(made_up(cell.config), tmp_path / "runs")
+    del EXPERIMENTS._entries["small"]
+    register(replace(small, figure="lines"))
+    code, _, err = holdfast("small", "--seeds", "1")
+    assert code == 0
+    folder = tmp_path / "runs" / "figures" / "small"
+    assert {path.suffix for path in folder.iterdir()} == {".svg", ".png", ".csv"}
+    (numbers,) = folder.glob("*.csv")
+    assert numbers.read_text().splitlines()[1].startswith("small,buffer 20,mse,rot-mnist,accuracy,30,,1,30,1,0,")
+    assert "something-small-buffer-20.png in runs/figures/small" in err
+    assert "skipped" not in holdfast("small", "--seeds", "1")[2]  # figures are no results
+
+
+def test_dry_run_writes_nothing_and_draws_nothing(holdfast, tmp_path, small):
+    results.save(made_up(tiny()), tmp_path / "runs")
+    assert holdfast("small", "--dry-run")[0] == 0
+    assert not (tmp_path / "runs" / "figures").exists()
+
+
+def test_json_is_one_object(holdfast, tmp_path, small):
+    for config, accuracy in ((tiny(), 30.5), (tiny(method="er"), 40.0), (tiny(method="l1"), 39.0)):
+        for seed in range(3):
+            results.save(made_up(config.change(seed=seed), accuracy), tmp_path / "runs")
+    code, out, _ = holdfast("small", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["experiment"] == "small"
+    assert told["runs"] == {"done": 0, "there": 9, "failed": 0, "left": 0}
+    mse, er, l1 = told["cells"]
+    assert (mse["mean"], mse["n"], mse["seeds"], mse["status"]) == (30.5, 3, [0, 1, 2], "agrees")
+    assert er["reason"] == "the difference lies between +18.77 and +21.23 (90 %), outside ±2"
+    assert l1["published_mean"] is None
+    (claim,) = told["claims"]
+    assert (claim["name"], claim["held"], claim["checks"], claim["holds"]) == ("consistency-beats-er", 0, 2, False)
+    assert claim["exceptions"][0]["numbers"] == "l1 39.00, er 40.00"
+    code, out, _ = holdfast("small", "--seeds", "4", "--dry-run", "--json", "--jobs", "2", "--device", "cpu")
+    assert code == 0
+    plan = json.loads(out)["plan"]["all"]
+    assert (plan["runs"], plan["there"], plan["to_run"], plan["missing_data"]) == (12, 9, 3, [])
+
+
+def test_missing_data_is_found_once_before_anything_runs(holdfast, tmp_path, monkeypatch):
+    def refuse(name, *_):
+        asked.append(name)
+        raise DataError(f"{name} could not be downloaded.")
+
+    asked = []
+    monkeypatch.setattr("holdfast.data.fetch", refuse)
+    arguments = ("table1", "--data", str(tmp_path / "data"), "--only", "method=er,buffer_size=200", "--seeds", "2")
+    code, out, _ = holdfast(*arguments, "--dry-run")
+    assert code == 0
+    assert "missing: cifar10 (for seq-cifar10)" in out + _
+    assert "missing: mnist" not in out + _
+    assert asked == []
+    code, out, err = holdfast(*arguments)
+    assert code == 1
+    assert asked == ["cifar10", "cifar100", "tinyimagenet"]  # each once, for all seeds
+    told = " ".join(err.split())
+    assert "nothing was run, as data is missing for seq-cifar10, seq-cifar100, seq-tinyimagenet." in told
+    assert "choose its benchmarks with --only benchmark=NAME" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_robustness_wants_the_papers_benchmark_only(holdfast, tmp_path):
+    code, out, err = holdfast("robustness", "--data", str(tmp_path / "data"), "--dry-run")
+    assert code == 0
+    assert "cifar10" in err + out
+    assert "tinyimagenet" not in err + out
+
+
+def test_claims_beyond_accuracy_are_checked(holdfast, tmp_path):
+    for cell in EXPERIMENTS["calibration"].select(["benchmark=seq-cifar10"]).cells:
+        stored = results.save(made_up(cell.config), tmp_path / "runs")
+        worst = {"er": 40.0, "mi": 41.0}.get(cell.config.method, 20.0)
+        (stored / "measures.json").write_text(json.dumps({"ece": worst}))
+    code, out, _ = holdfast("figure4", "--seeds", "1")
+    assert code == 0
+    assert "claim er-is-miscalibrated: holds in 9 of 10" in out
+    assert "except seq-cifar10, buffer 500: ECE: er 40.00, mi 41.00" in out

@@ -442,9 +442,10 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     assert_identical(found, hf.run(settings, device="cpu"))
 
     interrupted([2])
-    code, err = holdfast("run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300")
+    command = ["run", "rot-mnist", "er", "--device", "cpu", "--seed", "1", "--set", "train_limit=300"]
+    code, err = holdfast(*command)
     assert code == 130
-    assert "stopped. Nothing of this run is saved; a run with --resume can be continued." in err
+    assert f"Nothing of this run is saved. One that can be continued: holdfast {shlex.join(command)} --resume" in err
 
 
 def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):
@@ -620,7 +621,7 @@ def test_buffers_that_do_not_fit():
         assert repr(other.state_dict()) == before
     with pytest.raises(hf.UsageError, match="contradicts itself"):
         filled(2).load_state_dict({**filled(2).state_dict(), "offered": 2})
-    with pytest.raises(hf.UsageError, match="random state does not fit"):
+    with pytest.raises(hf.UsageError, match="random state is not one of a generator"):
         filled(2).load_state_dict({**filled(2).state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)})
 
 

@@ -29,6 +29,7 @@ from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.leases import SILENCE, Leases
 from holdfast.sweep.runner import carry_out, checkpoint_path, failure, throttled
 from holdfast.training import run
+from holdfast.workload import expected_seconds
 
 
 def tiny(seed: int = 0, **changes) -> RunConfig:
@@ -694,13 +695,17 @@ def test_forecasts(tmp_path):
     known = load_results(tmp_path)
     same_settings, same_method, same_benchmark = tiny(9), tiny(lr=0.5), tiny(method="er")
     wanted = [same_settings, same_method, same_benchmark]
-    assert forecast(wanted, known, jobs=1, device="cpu") == (60.0, [])
+    assert forecast(wanted, known, jobs=1, device="cpu") == (60.0, [], 0)
     assert forecast(wanted, known, jobs=2, device="cpu").seconds == 30.0
     assert forecast(wanted, known, jobs=9, device="cpu").seconds == 20.0  # no run is split
     unlike = tiny(tasks=3)
-    assert forecast([unlike, same_method], known, jobs=1, device="cpu") == (20.0, [unlike])
-    assert forecast(wanted, known, jobs=1, device="cuda") == (0.0, wanted)  # another device says nothing
-    assert forecast([], Results(), jobs=1, device="cpu") == (0.0, [])
+    guess = expected_seconds(unlike, "cpu")
+    assert forecast([unlike, same_method], known, jobs=1, device="cpu") == (20.0 + guess, [], 1)
+    guesses = [expected_seconds(config, "cuda") for config in wanted]  # what a CPU took says nothing
+    assert forecast(wanted, known, jobs=1, device="cuda") == (sum(guesses), [], 3)
+    stranger = tiny(benchmark="elsewhere")
+    assert forecast([stranger, same_method], known, jobs=1, device="cpu") == (20.0, [stranger], 0)
+    assert forecast([], Results(), jobs=1, device="cpu") == (0.0, [], 0)
 
 
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])

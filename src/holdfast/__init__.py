@@ -16,7 +16,7 @@ from holdfast.config import RunConfig
 from holdfast.devices import choose_threads
 from holdfast.errors import CheckpointError, DataError, HoldfastError, StorageError, TrainingError, UsageError
 from holdfast.export import export
-from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses
+from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Losses, TopK, next_tokens
 from holdfast.matrix import AccuracyMatrix, evaluate
 from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
@@ -46,6 +46,7 @@ __all__ = [
     "RunResult",
     "ShardedReservoir",
     "StorageError",
+    "TopK",
     "TrainingError",
     "UsageError",
     "analysis",
@@ -53,6 +54,7 @@ __all__ = [
     "evaluate",
     "export",
     "group_batchnorm",
+    "next_tokens",
     "per_sample",
     "run",
 ]

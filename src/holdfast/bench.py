@@ -20,9 +20,8 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import prepare_cuda
 from holdfast.fleet import Member
-from holdfast.methods import REGULARIZERS, needs_buffer
-from holdfast.models import MODELS
 from holdfast.training import Progress, run, train
+from holdfast.workload import SHAPES, step_operations
 
 __all__ = [
     "CompleteRun",
@@ -32,20 +31,9 @@ __all__ = [
     "floor_step",
     "made_up",
     "side_by_side",
-    "step_operations",
     "steps_per_second",
 ]
 
-SHAPES = {
-    "seq-mnist": ((1, 28, 28), 10),
-    "rot-mnist": ((1, 28, 28), 10),
-    "perm-mnist": ((1, 28, 28), 10),
-    "mnist-360": ((1, 28, 28), 10),
-    "seq-cifar10": ((3, 32, 32), 10),
-    "seq-cifar100": ((3, 32, 32), 100),
-    "seq-tinyimagenet": ((3, 64, 64), 200),
-}
-"""Input shape and number of classes of each benchmark, for random data that stands in for the real one."""
 SECONDS = 1.5
 """How long each rate on a GPU is timed. With compilation, the whole table takes less than three minutes on an H200."""
 
@@ -63,14 +51,9 @@ class CompleteRun:
     setup: float
     peak_memory_mb: float
 
-    @property
-    def ratio(self) -> float:
-        """How many times the floor the run took."""
-        return self.seconds / self.floor_seconds
-
     def to_json(self) -> dict[str, float]:
-        """All numbers by name."""
-        return {**asdict(self), "ratio": self.ratio}
+        """All numbers by name, and how many times the floor the run took."""
+        return {**asdict(self), "ratio": self.seconds / self.floor_seconds}
 
 
 def made_up(config: RunConfig, samples: int = 4096) -> Benchmark:
@@ -211,19 +194,6 @@ def _timed(members: list[Member], steps: int) -> float:
             member.step()
     torch.cuda.synchronize()
     return time.perf_counter() - began
-
-
-def step_operations(config: RunConfig) -> float:
-    """Floating-point operations of one step; the backward pass counts as two forward passes."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    shape, classes = SHAPES[config.benchmark]
-    model = MODELS[config.model](shape, classes).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(1, *shape))
-    replayed = config.replay_size if needs_buffer(config.method) else 0
-    compared = config.batch_size if config.method in REGULARIZERS else 0
-    return 3.0 * float(counter.get_total_flops()) * (config.batch_size + replayed + compared)
 
 
 def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> float:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.errors import CheckpointError, UsageError
-from holdfast.files import remove_scratch, replacing
+from holdfast.files import read_regular, remove_scratch, replacing, telling
+from holdfast.schema import parse_json, validated
 
 __all__ = ["NONSENSE", "VERSION", "Checkpoint", "discard", "read", "write"]
 
@@ -39,6 +41,20 @@ class Checkpoint(NamedTuple):
     """Nested dicts, lists and tuples of tensors (on the CPU), numbers and texts."""
 
 
+@dataclass
+class _Header:
+    version: int
+    checksum: str = ""
+    content: str = ""
+
+
+@dataclass
+class _Content:
+    kind: str
+    about: dict[str, Any]
+    state: dict[str, Any]
+
+
 def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
     """Put `state` into the file `path`; what was there before stays until the new file is whole and on the disk.
 
@@ -49,41 +65,32 @@ def write(path: Path, kind: str, state: Mapping[str, Any], about: Mapping[str, A
     text = json.dumps(content, allow_nan=False)
     tensors = _apart(tensors)
     header = json.dumps({"version": VERSION, "checksum": _checksum(text, tensors), "content": text})
-    try:
-        with replacing(path) as scratch:
-            # Not save_file: it writes to a name of its own choice, and a kill would leave that file behind.
-            scratch.write_bytes(save(tensors, {KEY: header}))
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(
-            f"the checkpoint could not be written to {path}: {reason}. Make room there or choose another place; "
-            "what the file held before is untouched."
-        ) from error
+    advice = "Make room there or choose another place; what the file held before is untouched."
+    with telling(CheckpointError, f"the checkpoint could not be written to {path}", advice), replacing(path) as scratch:
+        # Not save_file: it writes to a name of its own choice, and a kill would leave that file behind.
+        scratch.write_bytes(save(tensors, {KEY: header}))
 
 
 def read(path: Path, kind: str) -> Checkpoint:
     """What `write` put there. Reading executes nothing; a file that is damaged or something else raises."""
-    header, tensors = _open(path)
+    text, tensors = _open(path)
     try:
-        outer = json.loads(header)
-        version, text = outer["version"], outer["content"]
-        if version == VERSION and _checksum(text, tensors) != outer["checksum"]:
+        header: _Header = validated(_Header, parse_json(text), "its header")
+        if header.version != VERSION:
+            raise CheckpointError(
+                f"{path} is a checkpoint of format version {header.version}; this Holdfast reads version {VERSION}. "
+                "Continue with the Holdfast that wrote it, or delete it to start anew."
+            )
+        if _checksum(header.content, tensors) != header.checksum:
             raise CheckpointError(f"{path} is damaged: its checksum does not match. {ADVICE}")
-        content = json.loads(text) if version == VERSION else {}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path} is damaged: its header is not readable. {ADVICE}") from None
-    if version != VERSION:
-        raise CheckpointError(
-            f"{path} is a checkpoint of format version {version!r}; this Holdfast reads version {VERSION}. "
-            "Continue with the Holdfast that wrote it, or delete it to start anew."
-        )
-    try:
-        found, about, state = content["kind"], content["about"], _decode(content["state"], tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path} is damaged: its content makes no sense. {ADVICE}") from None
-    if found != kind:
-        raise CheckpointError(f"{path} is the checkpoint of a {found}, not of a {kind}. Name the right file.")
-    return Checkpoint(about, state)
+        content: _Content = validated(_Content, parse_json(header.content), "its content")
+        if content.kind != kind:
+            raise CheckpointError(
+                f"{path} is the checkpoint of a {content.kind}, not of a {kind}. Name the right file."
+            )
+        return Checkpoint(content.about, _decode(content.state, tensors))
+    except (*NONSENSE, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}. {ADVICE}") from None
 
 
 def discard(path: Path) -> None:
@@ -98,7 +105,7 @@ def _open(path: Path) -> tuple[str, dict[str, Tensor]]:
     """Our entry in the header, and the tensors in memory of their own."""
     try:
         # In one go: safe_open opens a file twice, and another process may replace it in between.
-        whole = path.read_bytes()
+        whole = read_regular(path)
         tensors = load(whole)
         length = int.from_bytes(whole[:8], "little")
         header = json.loads(whole[8 : 8 + length]).get("__metadata__", {}).get(KEY)

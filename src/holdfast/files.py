@@ -1,17 +1,39 @@
-"""Files that are written whole or not at all, and locks that end with the process that took them."""
+"""Files that are written whole or not at all, locks that end with their process, and errors of the system in words."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-__all__ = ["flush", "lock", "locked", "remove_scratch", "replacing"]
+from safetensors import SafetensorError
+
+__all__ = ["flush", "lock", "locked", "read_regular", "remove_scratch", "replacing", "telling"]
 
 HOUR = 3600.0  # seconds; no file takes longer to write
+
+
+@contextmanager
+def telling(kind: type[Exception], what: str, advice: str = "") -> Iterator[None]:
+    """Turn an error of the system inside the block into one of this kind: `what`, the reason, and the `advice`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise kind(f"{what}: {getattr(error, 'strerror', None) or error}. {advice}".rstrip()) from error
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The content of a file, at most so many bytes. Raises an OSError for FIFOs and devices: they may never end."""
+    # Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is not a regular file")
+        return file.read(-1 if most is None else most)
 
 
 @contextmanager

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -15,6 +19,11 @@ from holdfast.errors import HoldfastError, TrainingError, UsageError
 from holdfast.rng import derive_seed, restore
 
 __all__ = ["Meeting", "Ranks", "to_device"]
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that a rank waits for the others before it says so."""
 
 TAG = int.from_bytes(b"hold")
 """Marks our messages between the hosts, so that they are not taken for the program's own."""
@@ -51,6 +60,19 @@ class Ranks:
         self.hosts = self.group
         if "cpu:" not in dist.get_backend_config(self.group):
             self.hosts = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo")
+        self._since: float | None = None
+        """When (time.monotonic) this rank began to wait for others."""
+        if self.size > 1:
+            Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say so if what is done in the block, with the other ranks, takes longer than `PATIENCE`."""
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
 
     @contextmanager
     def together(self, action: str) -> Iterator[Meeting]:
@@ -93,7 +115,7 @@ class Ranks:
         if rows.device.type == "cpu":
             self._exchange(torch.split(sorted_rows, sent), torch.split(arrived, received))
         else:
-            with _contact():
+            with self._contact():
                 dist.all_to_all_single(arrived, sorted_rows, received, sent, group=self.group)
         # The rows arrive rank by rank. The second argsort inverts the first.
         return arrived[to_device(coming.argsort(stable=True).argsort(), rows.device)]
@@ -130,13 +152,25 @@ class Ranks:
         """
         coming[self.rank].copy_(leaving[self.rank])
         others = [rank for rank in range(self.size) if rank != self.rank]
-        with _contact():
+        with self._contact():
             messages = [
                 *(self.hosts.recv([coming[i]], i, TAG) for i in others if coming[i].numel()),
                 *(self.hosts.send([leaving[i]], i, TAG) for i in others if leaving[i].numel()),
             ]
             for message in messages:
                 message.wait()
+
+    @contextmanager
+    def _contact(self) -> Iterator[None]:
+        """Turn an error of the network into a message that says what happened: a rank is gone."""
+        try:
+            with self.waiting():
+                yield
+        except RuntimeError as error:
+            raise TrainingError(
+                f"lost contact with the other ranks ({error}). One of them ended or took fewer steps than this one; "
+                "its own output says why. Start the job again from its last checkpoint."
+            ) from error
 
     def _texts(self, text: str) -> list[str]:
         """Every rank's text."""
@@ -154,13 +188,18 @@ def to_device(index: Tensor, device: torch.device) -> Tensor:
     return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 
 
-@contextmanager
-def _contact() -> Iterator[None]:
-    """Turn an error of the network into a message that says what happened: a rank is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise TrainingError(
-            f"lost contact with the other ranks ({error}). One of them ended or took fewer steps than this one; "
-            "its own output says why. Start the job again from its last checkpoint."
-        ) from error
+def _watch(ranks: weakref.ref[Ranks]) -> None:
+    """Tell of each wait that is too long, once; a thread that ends with its ranks."""
+    told = None
+    while (found := ranks()) is not None:
+        rank, since = found.rank, found._since
+        del found
+        if since is not None and since != told and time.monotonic() - since > PATIENCE:
+            told = since
+            log.warning(
+                "rank %d has waited %.0f seconds for the other ranks. One of them was stopped, takes fewer steps, or "
+                "computes for long: its own output may say why. The process group's time limit ends the wait.",
+                rank,
+                PATIENCE,
+            )
+        time.sleep(min(1.0, PATIENCE / 4))

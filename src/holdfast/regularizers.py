@@ -20,17 +20,53 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods import REGULARIZERS
+from holdfast.registry import unknown_name
 
-__all__ = ["REGULARIZERS", "Regularizer"]
+__all__ = ["KINDS", "REGULARIZERS", "Regularizer", "compares", "kind_of", "name_of"]
 
 Regularizer = Callable[..., Tensor]
 """A function of two (B, C) logit tensors; its hyper-parameters are keyword arguments with defaults."""
+
+KINDS = {
+    "numbers": "any numbers of one sample or position, column by column",
+    "logits": "logits of one sample or position",
+    "probabilities": "probabilities of one sample or position: it takes a softmax over all columns",
+    "batch": "samples or classes with each other",
+}
+"""What a regularizer compares, and so what it can be given where a sample has many positions."""
+
+R = TypeVar("R", bound=Regularizer)
+
+
+def compares(kind: str) -> Callable[[R], R]:
+    """A decorator that says what a regularizer compares, one of `KINDS`; without it, "numbers"."""
+    if kind not in KINDS:
+        raise unknown_name("kind of regularizer", kind, list(KINDS))
+
+    def mark(function: R) -> R:
+        function.kind = kind  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def kind_of(regularizer: Regularizer) -> str:
+    """What a regularizer compares, also if some of its arguments are bound."""
+    kind: str = getattr(getattr(regularizer, "func", regularizer), "kind", "numbers")
+    return kind
+
+
+def name_of(regularizer: Regularizer) -> str:
+    """How a regularizer is called in a sentence."""
+    function = getattr(regularizer, "func", regularizer)
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 # --- strict consistency: the logits themselves must stay where they were ---------------------------------------------
@@ -66,6 +102,7 @@ def mse(current: Tensor, stored: Tensor) -> Tensor:
 
 
 @REGULARIZERS.register("kl", "KL(stored || current) of the softmax outputs, mean over samples and classes")
+@compares("probabilities")
 def kl(current: Tensor, stored: Tensor) -> Tensor:
     """1/C Σ_c q_c log(q_c / p_c)."""
     # The direction and the factor 1/C are those behind the published numbers; the paper's text has the other direction.
@@ -75,6 +112,7 @@ def kl(current: Tensor, stored: Tensor) -> Tensor:
 
 
 @REGULARIZERS.register("mi", "Minus the mutual information of the two softmax outputs, estimated over the batch")
+@compares("batch")
 def mi(current: Tensor, stored: Tensor) -> Tensor:
     """-Σ_cd J_cd log(J_cd / (J_c J_d)), where J_c = Σ_d J_cd and J_cd ~ p_c q_d + p_d q_c, summed over the batch."""
     joint = current.softmax(dim=1).T @ stored.softmax(dim=1)
@@ -85,6 +123,7 @@ def mi(current: Tensor, stored: Tensor) -> Tensor:
 
 
 @REGULARIZERS.register("simclr", "NT-Xent over the 2B normalised rows; a sample's two rows are the positive pair")
+@compares("batch")
 def simclr(current: Tensor, stored: Tensor, *, temperature: float = 0.5) -> Tensor:
     """-log(exp(w·w⁺ / temperature) / Σ exp(w·w' / temperature)), mean over all rows w of u and v.
 
@@ -98,12 +137,14 @@ def simclr(current: Tensor, stored: Tensor, *, temperature: float = 0.5) -> Tens
 
 
 @REGULARIZERS.register("byol", "Squared distance of the normalised rows")
+@compares("logits")
 def byol(current: Tensor, stored: Tensor) -> Tensor:
     """|u - v|² = 2 - 2 u·v."""
     return (2 - 2 * _cosine(current, stored)).mean()
 
 
 @REGULARIZERS.register("dino", "Cross-entropy of sharpened softmax outputs of the normalised rows; stored ones teach")
+@compares("probabilities")
 def dino(current: Tensor, stored: Tensor, *, student: float = 0.1, teacher: float = 0.06) -> Tensor:
     """-Σ_c softmax(v / teacher)_c log softmax(u / student)_c."""
     target = (F.normalize(stored, dim=1) / teacher).softmax(dim=1)
@@ -111,6 +152,7 @@ def dino(current: Tensor, stored: Tensor, *, student: float = 0.1, teacher: floa
 
 
 @REGULARIZERS.register("barlow", "Barlow Twins: the classes' cross-correlation over the batch should be the identity")
+@compares("batch")
 def barlow(current: Tensor, stored: Tensor, *, diagonal: float = 0.5, off_diagonal: float = 0.05) -> Tensor:
     """diagonal Σ_c (1 - R_cc)² + off_diagonal Σ_c≠d R_cd², where R_cd is the mean of u_c v_d over the batch."""
     correlation = F.normalize(current, dim=1).T @ F.normalize(stored, dim=1) / len(current)
@@ -121,6 +163,7 @@ def barlow(current: Tensor, stored: Tensor, *, diagonal: float = 0.5, off_diagon
 
 
 @REGULARIZERS.register("simsiam", "Minus the cosine similarity")
+@compares("logits")
 def simsiam(current: Tensor, stored: Tensor) -> Tensor:
     """-u·v."""
     return -_cosine(current, stored).mean()

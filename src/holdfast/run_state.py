@@ -7,11 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from holdfast.config import PROTOCOL, RunConfig
 from holdfast.engine import Engine
 from holdfast.errors import CheckpointError, TrainingError, UsageError
 from holdfast.rng import own_generators, restore, swapped_globally
+from holdfast.schema import validated
 
 __all__ = ["Checkpointer", "Clock", "Progress", "RunState", "on_stop_signals", "secluded"]
 
@@ -29,8 +30,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-SAVED = ("task", "epoch", "batch", "step", "fraction", "losses", "row")
-"""The fields of `Progress` that a checkpoint has."""
+Count = Annotated[int, lambda value: value >= 0]
+
+
+@dataclass
+class _SavedProgress:
+    """The fields of `Progress` that a checkpoint has."""
+
+    task: Count
+    epoch: Count
+    batch: Count
+    step: Count
+    fraction: float
+    losses: dict[str, float] | None
+    row: list[float] | None
+
 
 WATCHED = 50
 """Steps of a run that are watched for draws from PyTorch's global generators."""
@@ -117,7 +131,7 @@ class RunState:
             "generators": {name: each.get_state() for name, each in self.generators.items()}
             | {"order": self.epoch_order},
             "log": self.engine.log.state_dict(),
-            "progress": {name: getattr(self.progress, name) for name in SAVED},
+            "progress": {each.name: getattr(self.progress, each.name) for each in fields(_SavedProgress)},
             "matrices": self.matrices,
             "untrained": self.untrained,
             "seconds": self.clock.seconds,
@@ -125,16 +139,21 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the run was that gave `state`."""
+        """Go to where the run was that gave `state`; part of it may be taken over where it makes no sense."""
+        place: _SavedProgress = validated(_SavedProgress, state["progress"], "progress")
+        if place.task >= self.progress.stages:
+            raise ValueError(f"there is no task {place.task + 1}.")
+        seconds = validated(dict[str, float], state["seconds"], "seconds")
+        before = validated(float, state["total"], "total")
+        self.untrained = validated(list[float], state["untrained"], "untrained")
         self.engine.learner.load_state_dict(state["learner"])
         for name, each in self.generators.items():
             restore(each, state["generators"][name])
         self.engine.log.load_state_dict(state["log"])
-        for name in SAVED:
-            setattr(self.progress, name, state["progress"][name])
+        for name, value in vars(place).items():
+            setattr(self.progress, name, value)
         self.matrices.copy_(state["matrices"])
-        self.untrained = state["untrained"]
-        self.clock.seconds, self.clock.before = state["seconds"], state["total"]
+        self.clock.seconds, self.clock.before = seconds, before
 
 
 def secluded(steps: Generator[T, None, R], seed: int, device: torch.device) -> Generator[T, None, R]:
@@ -211,16 +230,12 @@ class Checkpointer:
         self._stopping = False
 
     def request_stop(self) -> None:
-        """Let the step at hand finish; then the state is written and KeyboardInterrupt ends the run."""
-        self._stopping = True
-
-    def stoppable(self) -> AbstractContextManager[None]:
-        """Inside, Ctrl-C and SIGTERM request a stop; the second time, they end the process at once.
+        """Let the step at hand finish; then the state is written and KeyboardInterrupt ends the run.
 
         An interrupt in the middle of a step would leave a model that has learned from a minibatch which the buffer was
         never offered.
         """
-        return on_stop_signals(self.request_stop)
+        self._stopping = True
 
     def due(self) -> bool:
         """Whether it is time to write the state."""

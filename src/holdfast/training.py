@@ -21,7 +21,7 @@ from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.results import RunResult, environment
 from holdfast.rng import generator, seeded_globally
-from holdfast.run_state import Checkpointer, Clock, Progress, RunState, secluded
+from holdfast.run_state import Checkpointer, Clock, Progress, RunState, on_stop_signals, secluded
 
 __all__ = ["Progress", "build_model", "run", "train"]
 
@@ -186,7 +186,7 @@ def run(
     target = choose_device(device)
     checkpointer = Checkpointer(Path(checkpoint), config, target, every) if checkpoint is not None else None
     benchmark = benchmark or make_benchmark(config, data_root(data), target)
-    stoppable = checkpointer.stoppable() if checkpointer else nullcontext()
+    stoppable = on_stop_signals(checkpointer.request_stop) if checkpointer else nullcontext()
     with cpu_threads(threads or threads_for(config)), own_stream(target), stoppable:
         steps = train(config, benchmark, target, checkpointer)
         while True:

@@ -1,4 +1,5 @@
-from holdfast.analysis.comparisons import MOST, comparisons, variants
+from holdfast.analysis.comparisons import comparisons, variants
+from holdfast.report.charts import comparison_charts
 from report.conftest import run
 
 
@@ -32,10 +33,10 @@ def test_methods_without_a_buffer_alone_make_a_comparison():
     assert comparison.title == "toy, no buffer"
 
 
-def test_too_many_lines_for_one_picture_are_parted_by_method():
-    many = [run("mi", beta=beta / 10) for beta in range(MOST)]
-    found = comparisons([*many, run("er")])
-    assert [(comparison.title, len(comparison.variants)) for comparison in found] == [
-        ("toy, buffer 200", 1),
-        ("toy, buffer 200, mi", MOST),
-    ]
+def test_many_variants_are_one_comparison_of_which_a_figure_names_a_few():
+    many = [run("mi", 60 + beta, beta=beta / 10) for beta in range(20)]
+    (comparison,) = comparisons([*many, run("er")])
+    assert len(comparison.variants) == 21
+    figure = comparison_charts(comparison)[0].draw()
+    assert "er" in (named := {text.get_text() for text in figure.axes[0].texts})
+    assert len(named) == 6

@@ -115,6 +115,13 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
         find_runs([tmp_path / "nowhere"])
 
 
+def test_rerun_command_repeats_the_settings_of_a_method() -> None:
+    config = RunConfig.preset("rot-mnist", "clser").change(settings=(("stable_rate", 0.5),))
+    command = rerun_command(config, Path("runs/abc"))
+    assert "--set stable_rate=0.5" in command
+    assert "settings=" not in command
+
+
 def test_rerun_command_repeats_every_setting() -> None:
     config = RunConfig.preset("rot-mnist", "simclr", seed=3, epochs=2, options=(("temperature", 0.2),))
     command = rerun_command(config, Path("runs/abc"))

@@ -20,7 +20,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import checkpoint
-from holdfast.buffer import folder as folders
+from holdfast.buffer import rows as row_files
 from holdfast.nested import leaves
 from holdfast.rng import generator, seeded_globally
 
@@ -116,22 +116,29 @@ def test_where_a_minibatch_is_in_memory_makes_no_difference(folder, place, form,
     assert_same(buffer.contents(), (x, y, x))
 
 
-@pytest.mark.parametrize("window", [1, 24, 200, 10_000])
-def test_only_a_window_of_a_file_is_mapped_at_a_time(folder, monkeypatch, window):
-    """However small it is, everything is found."""
-    monkeypatch.setattr(folders, "WINDOW", window)
-    monkeypatch.setattr(folders, "AROUND", 0)
-    one, other = make("device", 200), make(folder, 200)
-    for start in range(0, 400, 50):
+@pytest.mark.parametrize("most", [1, 24, 37, 10_000])
+def test_systems_may_read_and_write_less_than_they_are_asked_for(folder, monkeypatch, most):
+    """A call moves two gigabytes at most, and may be interrupted."""
+    read, write = os.preadv, os.pwrite
+    monkeypatch.setattr(os, "preadv", lambda handle, spaces, at: read(handle, [spaces[0][:most]], at))
+    monkeypatch.setattr(os, "pwrite", lambda handle, content, at: write(handle, content[:most], at))
+    one, other = make("device", 30), make(folder, 30)
+    for start in range(0, 90, 30):
         for buffer in (one, other):
-            buffer.add(*batch(start, 50))
-        for n in (1, 7, 30):
-            assert_same(one.sample(n), other.sample(n))
-    images, maps = other._storage._files[0], []
-    usual = images._map
-    monkeypatch.setattr(images, "_map", lambda: (maps.append(True), usual()))
-    other.contents()
-    assert len(maps) >= (0 if window == 10_000 else 200 * 24 // max(window, 24) - 1)
+            buffer.add(*batch(start, 30))
+        assert_same(one.sample(7), other.sample(7))
+    assert_same(one.contents(), other.contents())
+    other.commit()
+    other.close()
+    assert_same(one.contents(), make(folder, 30).contents())
+
+
+def test_a_file_cut_short_while_the_buffer_is_in_use(folder):
+    buffer = make(folder)
+    buffer.add(*batch(0, 10))
+    os.truncate(folder / "1-int64.rows", 33)
+    with pytest.raises(hf.StorageError, match="cannot be used: a file is too short"):
+        buffer.contents()
 
 
 def test_files_grow_with_what_is_stored(folder):
@@ -192,22 +199,20 @@ def test_a_folder_that_was_moved(folder, tmp_path):
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
-actions = st.sampled_from(["save", "save half", "fail to save", "roll back", "kill", "kill, load only", "sample"])
+ACTIONS = st.sampled_from(["save", "save half", "fail to save", "roll back", "kill", "kill, load only", "sample"])
 
 
-@given(st.lists(st.integers(0, 15) | actions, min_size=5, max_size=40), st.integers(1, 12))
-@example([9, "save", 15, 15, "save half", "kill, load only", 15, 15], 5)
-@settings(max_examples=100, deadline=None)
-def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_factory, actions, capacity):
-    """Against a buffer in memory whose states are copied whole. Numbers are samples added."""
-    folder = tmp_path_factory.mktemp("any") / "buffer"
+def live_through(actions, folder, capacity, make, add, assert_same):
+    """A buffer in a folder, and one in memory whose states are copied whole, after all that happened to both.
+
+    Numbers are samples added. In the end the process is killed, and continues from its last checkpoint.
+    """
     buffer, oracle = make(folder, capacity), make("device", capacity)
     saved, expected, kept = None, None, copy.deepcopy(oracle.state_dict())
     for action in [*actions, "kill"]:
         match action:
             case int(size):
-                for each in (buffer, oracle):
-                    each.add(*batch(oracle.offered, size))
+                add((buffer, oracle), size)
             case "sample" if oracle.stored:
                 assert_same(buffer.sample(3), oracle.sample(3))
             case "save" | "save half":
@@ -232,6 +237,19 @@ def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_fac
                 if saved is not None and action == "kill":  # what Learner.load does
                     buffer.commit()
                     kept = expected
+    return buffer, oracle
+
+
+@given(st.lists(st.integers(0, 15) | ACTIONS, min_size=5, max_size=40), st.integers(1, 12))
+@example([9, "save", 15, 15, "save half", "kill, load only", 15, 15], 5)
+@settings(max_examples=100, deadline=None)
+def test_killed_at_any_moment_it_continues_from_the_last_checkpoint(tmp_path_factory, actions, capacity):
+    def add(buffers, size):
+        for each in buffers:
+            each.add(*batch(each.offered, size))
+
+    folder = tmp_path_factory.mktemp("any") / "buffer"
+    buffer, oracle = live_through(actions, folder, capacity, make, add, assert_same)
     assert_continue_alike(buffer, oracle)
     buffer.close()
     shutil.rmtree(folder.parent)
@@ -628,8 +646,8 @@ def test_what_was_found_in_order_is_not_read_again(folder, tmp_path, monkeypatch
     learner.observe(*labelled(0))
     learner.save(tmp_path / "checkpoint")
     learner.buffer.close()
-    summed, real = [], folders._checksums
-    monkeypatch.setattr(folders, "_checksums", lambda rows: summed.append(len(rows)) or real(rows))
+    summed, real = [], row_files.checksums
+    monkeypatch.setattr(row_files, "checksums", lambda values: summed.append(len(values)) or real(values))
     again = learner_in(folder)
     again.load(tmp_path / "checkpoint")
     assert sum(summed) == 3 * 8

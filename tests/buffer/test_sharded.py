@@ -384,7 +384,7 @@ def test_states_that_do_not_fit_are_refused_on_every_rank_and_change_nothing(cre
     assert one[1] == f"rank 1 failed: {two[1]}"
     broken = {**good, "generator": good["generator"][:16]}
     one, two = crew.run(2, _loaded, [broken, good])
-    assert "the saved random state does not fit" in one[1]
+    assert "the saved random state is not one of a generator" in one[1]
     assert "rank 0 failed" in two[1]
 
 

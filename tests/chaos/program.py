@@ -86,7 +86,7 @@ def _live(program: Program, place: Path, log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
-    sys.stdout = sys.stderr = open(file, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    sys.stdout = sys.stderr = os.fdopen(file, "w", encoding="utf-8", buffering=1)
     code = 70
     try:
         program.act(place)

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 from .program import Execution, Fault, Program
+from .runs import result
 
 DISK = 48 << 20
 """Bytes of the disk that programs work on, where one can be mounted."""
@@ -137,7 +138,7 @@ class Round:
         self.disk.empty()
         if kept := re.search(r"saved to (.*) instead", re.sub(r"\s+", " ", execution.output())):
             self.counts["results_kept_elsewhere"] += 1
-            if self.program.ending(Path(kept[1].strip()).parent) != self.expected:
+            if result(Path(kept[1].strip()).parent) != self.expected:
                 raise Fault(f"the result that was kept elsewhere differs:\n{execution.output()}")
 
     def _removed_folders(self) -> None:

@@ -61,9 +61,17 @@ def test_resume(run):
 
 def test_analyse_your_model(run):
     printed = run("analyse_your_model")
-    alone, consistent = printed.split("with consistency")
-    assert numbers(alone)[0] < numbers(consistent)[0]
+    alone, consistent, explained = re.split("with consistency|What this says", printed)
     assert printed.count("calibration error") == printed.count("belief by task") == 2
+    # What it says in the end is what it found.
+    assert "right more often" in explained
+    assert numbers(alone)[0] < numbers(consistent)[0]
+    assert "probabilities are too low" in explained
+    assert "less sure than it may be" in consistent
+    uneven = [float(re.search(r"gets ([\d.]+) times", part)[1]) for part in (alone, consistent)]
+    worst = [float(re.findall(r"([\d.]+) % right at severity", part)[-1]) for part in (alone, consistent)]
+    assert uneven[0] > uneven[1]
+    assert worst[0] < worst[1]
 
 
 def test_no_boundaries(run):

@@ -4,6 +4,7 @@ import runpy
 import sys
 
 import pytest
+from PIL import Image
 
 from .blocks import ROOT
 
@@ -23,9 +24,10 @@ def names():
 
 
 def test_every_picture_is_there_and_used(script):
-    assert sorted(script.PICTURES) == names() == sorted(p.stem for p in script.FOLDER.glob("*.svg"))
+    drawn = {path.stem for path in script.FOLDER.glob("*.svg")} - {"step"}  # that one has no numbers
+    assert sorted(script.PICTURES) == names() == sorted(drawn)
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs" / "concepts").glob("*.md"))
-    for name in names():
+    for name in [*names(), "step"]:
         assert f"](../pictures/{name}.svg)" in pages
 
 
@@ -34,6 +36,12 @@ def test_a_picture_is_what_its_numbers_give(script, name):
     assert script.render(name, script.saved(name)) == (script.FOLDER / f"{name}.svg").read_bytes(), (
         "run `make pictures`"
     )
+
+
+def test_the_demo_for_a_phone_is_part_of_the_demo(script):
+    with Image.open(script.DEMO) as demo, Image.open(script.DEMO.with_stem("demo-phone")) as phone:
+        assert script.for_a_phone(demo).tobytes() == phone.tobytes(), "run `make pictures`"
+        assert 0.5 < phone.width / demo.width < 0.6
 
 
 def test_the_reservoir_is_computed_anew(script):

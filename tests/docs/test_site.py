@@ -16,6 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import analysis
+from report.browser import Browser, chromium
 
 from .blocks import ROOT, command_options
 
@@ -95,6 +96,28 @@ def test_every_link_inside_leads_somewhere(site, pages):
                 assert anchor in pages[there].anchors, f"{path.name} links to {address}"
 
 
+def test_pages_lead_to_the_next_and_the_one_before(site, pages):
+    shown = (site / "start.html").read_text("utf-8")
+    assert re.search(r'<a href="index.html" class="md-footer__link md-footer__link--prev"', shown)
+    assert re.search(r'<a href="coming-from.html" class="md-footer__link md-footer__link--next"', shown)
+
+
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium and its driver")
+def test_it_works_from_its_folder(site, tmp_path):
+    """Opened from the file system: search finds, nothing is wider than the window, nothing is complained about."""
+    with Browser(tmp_path) as browser:
+        browser.open(site / "index.html", "?q=reservoir")  # types this into the search
+        assert browser.until("return document.querySelectorAll('.md-search-result__item').length > 5", True)
+        cut = "return [...document.querySelectorAll('pre')].filter(each => each.scrollWidth > each.clientWidth).length"
+        browser.open(site / "concepts" / "method.html")
+        assert browser.run(cut) == 0, "the formula is cut"
+        browser.resize(390, 800)
+        browser.open(site / "index.html")
+        assert browser.until("return document.querySelector('picture img').currentSrc.endsWith('demo-phone.png')", True)
+        assert browser.run("return document.documentElement.scrollWidth") == 390
+        assert browser.errors() == []
+
+
 def text_of(pages, name):
     return next("".join(page.words) for path, page in pages.items() if path.name == name)
 
@@ -105,7 +128,8 @@ def test_the_reference_has_everything_public(pages):
     for name in {*holdfast.__all__, *analysis.__all__} - constants:
         assert re.search(rf"\b{name}\b", shown), name
     shown = text_of(pages, "friends.html")
-    for module in ("estimators", "loggers", "integrations/lightning"):  # read, as not all can be imported here
+    # Read, as not all of them can be imported here.
+    for module in ("estimators", "loggers", "integrations/lightning", "integrations/transformers"):
         source = (ROOT / "src" / "holdfast" / f"{module}.py").read_text("utf-8")
         for name in ast.literal_eval(re.search(r"__all__ = (\[.*?\])", source, re.DOTALL)[1]):
             assert re.search(rf"\b{name}\b", shown), name
@@ -121,7 +145,11 @@ def test_the_command_line_has_every_command_and_option(pages):
 
 
 def test_numbers_come_from_the_files_behind_the_pictures(pages):
-    assert not any("{{" in text_of(pages, f"{name}.html") for name in ("trust", "batchnorm", "how-sure"))
+    assert not [path for path, page in pages.items() if "{{" in "".join(page.words)]
+    told = json.loads((ROOT / "docs" / "speed.json").read_text("utf-8"))
+    for name in ("speed", "comparison"):
+        assert f"{told['gpu_authors']} steps" in text_of(pages, f"{name}.html")
+        assert f"{told['gpu_together']:.0f}" in text_of(pages, f"{name}.html")
     assert HOOKS["number"]("trust.er.ece") in text_of(pages, "trust.html")
 
 
@@ -145,6 +173,12 @@ def test_findings_come_from_the_analysis(pages):
     for each in found.summaries:
         assert re.search(rf"{each.label}\s+{len(each.seeds)}\s+{each.accuracy.mean:.1f}\s+{each.ece.mean:.1f}\s", shown)
     assert {each.robustness.source for each in found.summaries} == {"generated"}, "the page says so"
+    (more,) = read_findings(ROOT / "results" / "seq-cifar10" / "analysis" / "buffer-500" / "analysis.json")
+    assert len(more.claims) == 2
+    assert all(claim.holds for claim in more.claims), "the page says that they hold"
+    assert all(claim.detail in shown for claim in more.claims)
+    assert {each.seeds for each in more.summaries} == {(2,)}, "the page says so"
+    assert len(more.summaries) == 5
 
 
 def test_the_overhead_is_as_measured(pages):

@@ -202,17 +202,24 @@ def test_the_examples_of_the_readme_run(newcomer):
 
 
 def test_the_commands_of_the_readme_are_right():
-    """Each is parsed by the program itself; `make` knows its targets."""
-    seen = 0
+    """Each is parsed by the program itself; `make` knows its targets, and what it installs is on the path by then."""
+    seen, made = 0, re.search(r"^VENV := (.*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[1]
+    typed = [line for block in blocks(README) for line in commands(block.text) if block.language == ""]
+    first = [
+        next(n for n, line in enumerate(typed) if line.startswith(word)) for word in ("make", "source", "holdfast")
+    ]
+    assert first == sorted(first)
     for block in blocks(README):
         for line in commands(block.text) if block.language == "" else ():
             words = shlex.split(line, comments=True)
             seen += 1
-            if words[0] == "make":
+            if words[0] == "source":
+                assert words == ["source", f"{made}/bin/activate"]
+            elif words[0] == "make":
                 subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
             else:
                 parse(words[1:])
-    assert seen == 12
+    assert seen == 13
 
 
 def test_the_example_of_contributing_runs(newcomer):

@@ -3,13 +3,14 @@
 import functools
 import itertools
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from holdfast.augment import CropFlip, Normalize
+from holdfast.buffer import Reservoir
 from holdfast.data import ImageSet
 from holdfast.engine import BfloatTwin, CapturedEngine, Engine, LossLog
 from holdfast.errors import TrainingError, UsageError
@@ -160,6 +161,35 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_from_then_on(monkeypatch, c
         engine.step(batch)
     assert len(learner.seen) == seen + 2
     assert engine.log.steps == 10
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_a_replay_counts_what_its_step_offers_to_the_buffer(monkeypatch, offers):
+    """Some methods fill their buffer only when a task ends: for their steps it stays as it is."""
+
+    class Graph:
+        def replay(self):
+            pass
+
+    class Pupil(Notebook):
+        def observe(self, x, y):
+            self.buffer.recount(self.buffer.offered + len(y) * offers)
+            return super().observe(x, y)
+
+    for name in ("graph_pool_handle", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    learner = Pupil()
+    learner.buffer = Reservoir(10)
+    before = 10 if offers else 0  # full or empty, and it stays so: all steps are of one kind
+    learner.buffer.recount(before)
+    engine = CapturedEngine(learner, CPU, (), batch_size=4, compiled=False)
+    engine.load(data(), classes=10)
+    for _ in range(CapturedEngine.WARMUP + 4):
+        engine.step(torch.arange(4))
+    assert len(learner.seen) == CapturedEngine.WARMUP + 1  # the last of them was captured, the rest are replays
+    assert learner.buffer.offered - before == (4 * engine.log.steps if offers else 0)
 
 
 def test_new_data_replaces_the_old():

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.errors import UsageError
-from holdfast.experiments import EXPERIMENTS, MEASURES, Experiment, register
+from holdfast.experiments import EXPERIMENTS, MEASURES, Experiment, find_experiment, register
 from holdfast.learners import method_names
 
 
@@ -13,7 +13,8 @@ def test_contract(name):
     experiment = EXPERIMENTS[name]
     assert experiment.title
     assert experiment.shows.endswith(".")
-    assert experiment.figure in ("table", "bars", "lines", "matrices")
+    kinds = ("differences", "lines", "matrices", "gains", "reliability", "recency", "robustness")
+    assert experiment.figure in kinds
     places = [(cell.group, cell.row, cell.column) for cell in experiment.cells]
     assert len(places) == len(set(places))
     for cell in experiment.cells:
@@ -38,7 +39,7 @@ def test_contract(name):
         ("overview", 3 * 11, 33),
         ("calibration", 2 * 11, 66),
         ("recency", (6 + 11) * 11, 66),
-        ("robustness", 2 * 5 * 11, 66),
+        ("robustness", 5 * 11, 33),
         ("field", 168, 369),
     ],
 )
@@ -93,6 +94,41 @@ def test_select(only, count):
 def test_select_that_selects_nothing(only, message):
     with pytest.raises(UsageError, match=message):
         EXPERIMENTS["table1"].select([only])
+
+
+def test_the_papers_numbers():
+    """As LaTeX counts the captions of the paper: wraptables and figures in figures count, algorithms do not."""
+    found = {number: (name, condition) for name, e in EXPERIMENTS.items() for number, condition in e.numbers.items()}
+    cifar, tiny = "benchmark=seq-cifar10", "benchmark=seq-tinyimagenet"
+    assert found == {
+        "table2": ("table1", ""),
+        "table3": ("long-sequences", ""),
+        "table4": ("low-buffer", ""),
+        "table5": ("forward-transfer", ""),
+        "table6": ("alpha", ""),
+        "table7": ("beta", ""),
+        "figure1": ("overview", ""),
+        "figure3": ("robustness", ""),
+        "figure4": ("calibration", cifar),
+        "figure5": ("recency", cifar),
+        "figure6": ("task-performance", ""),
+        "figure7": ("calibration", tiny),
+        "figure8": ("recency", tiny),
+    }
+    for number, (name, condition) in found.items():
+        assert find_experiment(number) == EXPERIMENTS[name].select([condition])
+        kind, count = number[:-1], number[-1]
+        assert f"{count}" in EXPERIMENTS[name].source
+        assert find_experiment(f"{kind.capitalize()} {count}") == find_experiment(f"{kind}-{count}")
+    assert {cell.config.benchmark for cell in find_experiment("figure7").cells} == {"seq-tinyimagenet"}
+
+
+def test_table1_keeps_its_meaning_and_a_drawing_cannot_be_run():
+    assert find_experiment("table1") is find_experiment("table-1") is EXPERIMENTS["table1"]
+    with pytest.raises(UsageError, match="Figure 2 is a drawing of the method"):
+        find_experiment("figure2")
+    with pytest.raises(UsageError, match="unknown experiment 'figure9': did you mean 'figure"):
+        find_experiment("figure9")
 
 
 def test_names():

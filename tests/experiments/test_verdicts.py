@@ -260,16 +260,14 @@ def by_name(verdicts):
 def test_claims_on_the_published_numbers():
     """By the paper's own tables; the last claim they do not bear out for all benchmarks."""
     found = by_name(assess(EXPERIMENTS["table1"], Results()).verdicts)
-    counts = {name: (claim.published_held, len(claim.published)) for name, claim in found.items()}
-    assert counts == {
-        "consistency-beats-er": (90, 100),
-        "strict-beats-approximate": (10, 10),
-        "linf-at-the-top": (6, 6),
-        "gain-grows-with-fewer-samples": (2, 5),
+    assert {name: claim.published_outcome for name, claim in found.items() if claim.published} == {
+        "consistency-beats-er": "holds in 90 of 100",
+        "strict-beats-approximate": "holds in 10 of 10",
+        "linf-at-the-top": "holds in 6 of 6",
+        "gain-grows-with-fewer-samples": "holds in 2 of 5",
     }
     assert {claim.outcome for claim in found.values()} == {"not enough data"}
     assert not any(claim.holds for claim in found.values())
-    assert found["consistency-beats-er"].published_outcome == "holds in 90 of 100"
 
 
 def test_claims_by_hand(out, store):

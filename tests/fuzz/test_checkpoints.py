@@ -1,9 +1,11 @@
 """Checkpoints of learners and of runs: continue exactly, or say what is wrong; never in between."""
 
+import copy
 import json
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
@@ -109,3 +111,45 @@ def test_forged_checkpoints(text, place):
     """What the file holds is not what a learner saves: it is taken over where it can be, or refused."""
     (place / "kept").write_bytes(forged(text.decode(), TENSORS))
     outcome(load, place / "kept")
+
+
+with tempfile.TemporaryDirectory() as scratch:
+    RUN_CONTENT, RUN_TENSORS = parts(RUN, Path(scratch))
+
+
+@fuzz(altered(RUN_CONTENT), examples=15)
+def test_forged_checkpoints_of_runs(text, place):
+    """No step of the run that continues from it may fail either."""
+    (place / "kept").write_bytes(forged(text.decode(), RUN_TENSORS))
+    outcome(continue_run, place / "kept")
+
+
+def test_a_checkpoint_of_a_run_with_labels_of_another_type(tmp_path):
+    tensors = {name: each.to(torch.int8) if name.endswith("columns.1") else each for name, each in RUN_TENSORS.items()}
+    (tmp_path / "kept").write_bytes(forged(json.dumps(RUN_CONTENT), tensors))
+    assert isinstance(outcome(continue_run, tmp_path / "kept"), hf.CheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("progress", "task", -1),
+        ("progress", "task", 10**6),
+        ("progress", "step", "3"),
+        ("progress", "losses", [1]),
+        ("progress", "row", {"dict": []}),
+        ("log", "steps", [1]),
+        ("log", "steps", 2**40),
+        (None, "seconds", []),
+        (None, "total", {"float": "nan"}),
+        (None, "untrained", "none"),
+    ],
+)
+def test_a_checkpoint_of_a_run_with_one_wrong_number(part, name, value, tmp_path):
+    content = copy.deepcopy(RUN_CONTENT)
+    fields = content["state"]["dict"]
+    if part is not None:
+        fields = next(inner for key, inner in fields if key == part)["dict"]
+    next(pair for pair in fields if pair[0] == name)[1] = value
+    (tmp_path / "kept").write_bytes(forged(json.dumps(content), RUN_TENSORS))
+    assert isinstance(outcome(continue_run, tmp_path / "kept"), hf.CheckpointError)

@@ -86,9 +86,12 @@ def test_tasks_of_unequal_size():
         )
 
 
-def test_task_hooks_drop_the_graphs():
-    """The teacher of the second task is the network of the first: steps captured before would not know it."""
-    config = RunConfig.preset("seq-mnist", "lwf", tasks=2, epochs=4).change(lr=0.01, batch_size=50, train_limit=200)
+@pytest.mark.parametrize("method", ["lwf", "fdr", "icarl"])
+def test_task_hooks_drop_the_graphs(method):
+    """What the first task leaves behind, a network or samples, is new to the second: steps captured before lack it."""
+    size = None if method == "lwf" else 40
+    config = RunConfig.preset("seq-mnist", method, buffer_size=size, tasks=2, epochs=4)
+    config = config.change(lr=0.01, batch_size=50, train_limit=200)
     expected, got = weights_after(config, eager), weights_after(config, captured)
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -22,7 +23,7 @@ import holdfast as hf
 from holdfast import checkpoint
 from holdfast.learners import Sgd
 from holdfast.rng import generator, seeded_globally
-from test_ranks import failure
+from test_ranks import failure, told
 
 ROOT = Path(__file__).parents[2]
 CLASSES, FEATURES, BUFFER = 5, 6, 24
@@ -124,6 +125,26 @@ def test_ranks_learn_what_one_process_learns_from_their_minibatches_together(cre
         assert_identical(answer, answers[0][0])
     # Each rank reports its own samples' loss; their mean is that of all.
     torch.testing.assert_close(torch.stack([each for _, each in answers]).mean(dim=0), losses)
+
+
+def _tokens(wrap=lambda model: model):
+    """Twelve steps on sequences of three positions, with the two largest logits of each stored."""
+    taught = learner("kl", wrap(network()), class_dim=-1, answers=hf.TopK(2), replay=0.5)
+    rank, world = (taught.ranks.rank, taught.ranks.size) if taught.ranks else (0, 1)
+    for step in range(12):
+        parts = (part.unflatten(0, (8, 3)).tensor_split(world)[rank] for part in minibatch(step, 24))
+        taught.observe(*parts)
+    weights, stored = outcome(taught)
+    return weights, stored._replace(logits=stored.logits["values"])
+
+
+def _tokens_of_ranks():
+    return _tokens(DistributedDataParallel)
+
+
+def test_ranks_learn_tokens_as_one_process_does(crew):
+    for answer in crew.run(2, _tokens_of_ranks):
+        assert_close(answer, _tokens())
 
 
 def _uneven():
@@ -495,3 +516,24 @@ def test_without_ranks_nothing_is_new():
     assert taught.ranks is None
     assert type(taught.buffer) is hf.Reservoir
     assert taught.network is taught.model
+
+
+# --- a rank that does not come ---------------------------------------------------------------------------------------
+
+
+def _late_for_the_gradients():
+    taught = learner("linf", DistributedDataParallel(network()))
+
+    def step():
+        losses = taught.losses(*minibatch(0, 8))
+        if taught.ranks.rank == 1:
+            time.sleep(1.2)
+        taught.descend(losses)
+        taught.commit(losses)
+
+    return told(step)
+
+
+def test_a_rank_that_waits_for_gradients_says_so(crew):
+    said, nothing = crew.run(2, _late_for_the_gradients)
+    assert (len(said), nothing) == (1, [])

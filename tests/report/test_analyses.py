@@ -20,7 +20,7 @@ from holdfast.analysis.findings import Findings, compare
 from holdfast.analysis.runs import RunAnalysis
 from holdfast.config import RunConfig
 from holdfast.report.analyses import analysis_charts, write_analysis_figures
-from holdfast.report.draw.analyses import _spread_over, draw_contact_sheet, save_contact_sheet
+from holdfast.report.draw.analyses import draw_contact_sheet, save_contact_sheet
 from holdfast.results import RunResult
 
 CHARTS = ("overview", "reliability", "recency", "robustness", "transfer", "tasks")
@@ -98,11 +98,22 @@ def test_numbers_are_those_of_the_summaries(every_method: Findings) -> None:
     assert all(row["accuracy"] is None for row in ours["reliability"] if row["count"] == 0)
     assert [row["probability"] for row in ours["recency"]] == er.recency.task_probabilities
     assert len(ours["robustness"]) == 19 * 2
-    assert {row["measure"] for row in ours["transfer"]} == {"forward transfer", "backward transfer", "forgetting"}
+    assert {row["measure"] for row in ours["transfer"]} == {"backward transfer", "forgetting"}
     assert len(ours["tasks"]) == 5 * 6 // 2 + 4  # the lower triangle and the next task
     assert ours["overview"] == []
     assert {row["method"] for row in tables["overview"]} == set(METHODS[3:])
     assert "joint" not in {row["method"] for row in tables["transfer"]}
+
+
+def test_forward_transfer_is_shown_only_where_tasks_share_their_classes(every_method: Findings) -> None:
+    def measures(found: Findings) -> set[object]:
+        return {row[2] for row in analysis_charts(found)["transfer"].numbers.rows}
+
+    shared = [replace(analysis(method, robust=False), recency=None) for method in ("er", "l1")]
+    other = [replace(one, result=replace(one.result, task_matrix=one.result.matrix / 2)) for one in shared]
+    assert "forward transfer" in measures(compare(shared)[0])
+    assert "forward transfer" not in measures(compare(other)[0])
+    assert "forward transfer" not in measures(every_method)  # its tasks have classes of their own
 
 
 def test_methods_are_sorted_by_what_a_figure_shows(every_method: Findings) -> None:
@@ -180,12 +191,6 @@ def test_long_names_are_cut(tmp_path: Path) -> None:
         texts, page = boxes(analysis_charts(found)[name].draw())
         assert all((box <= page + 1).all() for _, box in texts)
     assert any("…" in text for text, _ in texts)
-
-
-def test_of_many_tasks_some_are_drawn() -> None:
-    assert _spread_over(4, 10) == [0, 1, 2, 3]
-    chosen = _spread_over(19, 10)
-    assert (chosen[0], chosen[-1], len(set(chosen))) == (0, 18, 10)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

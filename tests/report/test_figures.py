@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 
 from holdfast.analysis.comparisons import METHODS as ORDER
 from holdfast.analysis.comparisons import comparisons, method_order
@@ -14,10 +15,10 @@ from holdfast.config import RunConfig
 from holdfast.experiments import EXPERIMENTS, assess
 from holdfast.report.charts import comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import inline_svg, save_figure
-from holdfast.report.draw.runs import draw_dots, draw_lines, spread
-from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, method_style
+from holdfast.report.draw.runs import DARK_CELLS, draw_dots, draw_lines, spread
+from holdfast.report.draw.style import DARK, LIGHT, METHODS, OTHERS, color_map, method_style
 from holdfast.report.numbers import Numbers
-from holdfast.report.series import Line, Score
+from holdfast.report.series import Dot, Line
 
 from .conftest import make, run, square
 
@@ -125,18 +126,25 @@ def test_no_text_is_clipped_or_overlaps_with_all_methods(tasks, title):
         assert drawn(chart.draw(title=title)) == ([], []), chart.title
 
 
-def test_dots_with_published_numbers_and_missing_ones():
-    nan = float("nan")
-    scores = [Score("er", "er", 80.0, 1.0, 3, 79.0, 2.0), Score("l2", "l2", nan, nan, 0, 85.0, nan)]
-    figure = draw_dots({"ours": [score.dot() for score in scores]}, title="t")
+def test_dots_say_their_numbers():
+    figure = draw_dots({"ours": [Dot.of_runs("er", "er", 80.0, 1.0, 3), Dot("l2", "l2", 85.0)]}, title="t")
     assert drawn(figure) == ([], [])
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == ["80.00 ± 1.00 (3)", "no result yet"]
+    assert texts == ["80.00 ± 1.00 (3)", ""]
+
+
+def test_differences_stand_around_the_published_value_and_far_ones_are_arrows():
+    dots = [Dot("er", "er", 1.0, -0.5, 2.5), Dot("dino", "dino", -27.0, -60.0, 5.0)]
+    (panel,) = draw_dots({"rot-mnist": dots}, bands={"rot-mnist": 2.0}).axes
+    low, high = panel.get_xlim()
+    assert -low == high == 3.0  # around the published value; what is far off does not squeeze the rest
+    assert [line.get_marker() for line in panel.get_lines() if line.get_xdata()[0] == -3.0] == ["<"]
+    assert len(panel.patches) == 1  # the band
 
 
 def test_dots_do_not_begin_at_zero_and_mark_it_where_it_matters():
     def panel(*means):
-        return draw_dots({"ours": [Score(str(m), "er", m, 0.1, 3).dot() for m in means]}).axes[0]
+        return draw_dots({"ours": [Dot.of_runs(str(m), "er", m, 0.1, 3) for m in means]}).axes[0]
 
     low, high = panel(80.0, 81.0).get_xlim()
     assert low > 79
@@ -165,6 +173,14 @@ def test_the_ink_in_coloured_cells_does_not_change_with_the_theme():
     assert not any("--paper" in style for style in numbers)
 
 
+def test_heat_maps_can_be_read_in_both_themes():
+    colors = [to_hex(color_map()(step)) for step in range(256)]
+    assert min(contrast(color, DARK["paper"]) for color in colors) > 2  # the darkest cell is no hole in the page
+    edge = round(DARK_CELLS * 255)
+    assert min(contrast(color, "#fefefe") for color in colors[:edge]) >= 4.5
+    assert min(contrast(color, "#000000") for color in colors[edge:]) >= 4.5
+
+
 def test_control_characters_in_names_are_drawn_as_codes(tmp_path):
     (comparison,) = comparisons([run("er\x1b[2J", 80.0, benchmark="a\x07"), run("l2", 20.0, benchmark="a\x07")])
     chart = comparison_charts(comparison)[0]
@@ -173,7 +189,7 @@ def test_control_characters_in_names_are_drawn_as_codes(tmp_path):
     assert "er\\x1b[2J" in text
 
 
-def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored):
+def test_the_tasks_of_the_recency_figure_are_named(stored):
     config = RunConfig.preset("seq-cifar10", "er", buffer_size=500)
     results = []
     for method in ("er", "l2"):
@@ -183,10 +199,12 @@ def test_measures_of_one_family_share_an_axis_named_after_what_they_count(stored
             result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
         results.append(result)
     table = assess(EXPERIMENTS["recency"], stored(*results))
-    figure = table_charts(table)[0].draw()
+    (chart,) = table_charts(table)["seq-cifar10"]
+    figure = chart.draw()
     assert figure.axes[0].get_xlabel() == "task"
     assert figure.axes[0].get_ylabel() == "probability"
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == list("12345")
+    assert chart.numbers.rows[0][:3] == ("er", pytest.approx(0.0), 1)
 
 
 def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():
@@ -201,3 +219,37 @@ def test_a_figure_inside_a_page_is_self_contained_themed_and_escaped():
     assert "var(--ink)" in svg
     assert not re.search(r'id="(?!fig-)', svg)
     assert all(f'id="{target}"' in svg for target in re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+
+
+MEASURED = {
+    **{"ece": 20.0, "recency_gap": 0.2, "last_task_probability": 0.4, "mra": 50.0},
+    **{f"task_probability_{task}": 0.3 for task in range(1, 11)},
+    **{f"robust_{kind}": 50.0 for kind in ("noise", "blur", "weather", "digital")},
+}
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_each_experiment_draws_its_figure(name, stored):
+    experiment = EXPERIMENTS[name]
+    benchmark = "rot-mnist" if name in ("forward-transfer", "field") else experiment.cells[0].config.benchmark
+    chosen = [cell.config for cell in experiment.cells if cell.config.benchmark == benchmark]
+    runs = [make(config, torch.full((5, 5), 50.0 + place % 7)) for place, config in enumerate(dict.fromkeys(chosen))]
+    results = stored(*runs)
+    for one in results:
+        one.measures.update(MEASURED)
+    charts = [chart for found in table_charts(assess(experiment, results)).values() for chart in found]
+    assert charts
+    for chart in charts:
+        assert drawn(chart.draw(title=chart.title)) == ([], []), chart.title
+        assert len(chart.numbers.rows) > 2
+        assert len(chart.alt) > len(chart.title)
+
+
+def test_reliability_diagrams_are_drawn_where_there_are_logits(stored):
+    result = make(RunConfig.preset("seq-cifar10", "er", buffer_size=500), square(60.0, 5))
+    for task in range(5):
+        result.logits[f"logits.{task}"] = torch.eye(10)[2 * task : 2 * task + 2]
+        result.logits[f"labels.{task}"] = torch.arange(2 * task, 2 * task + 2)
+    (chart,) = table_charts(assess(EXPERIMENTS["calibration"], stored(result)))["seq-cifar10"]
+    assert chart.title == "Expected calibration error: reliability, seq-cifar10"
+    assert sum(row[-1] for row in chart.numbers.rows) == 10

@@ -1,22 +1,14 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from holdfast.analysis.comparisons import comparisons
+from holdfast.report.charts import comparison_charts, score_charts
 from holdfast.report.numbers import Numbers
-from holdfast.report.series import (
-    Line,
-    curve_numbers,
-    curves,
-    heatmap_numbers,
-    heatmaps,
-    highlights,
-    mean_over_seen,
-    score_numbers,
-    scores,
-)
+from holdfast.report.series import Line, curves, heatmaps, highlights, mean_over_seen, scores
 
 from .conftest import make, run
 
@@ -45,7 +37,7 @@ def test_curves_are_means_and_spreads_over_seeds():
 
 def test_joint_training_is_a_level_and_no_heat_map():
     (comparison,) = comparisons([run("joint", 95.0), run("sgd", 20.0)])
-    level, line = curves(comparison).seen
+    level, line = curves(comparison)[0]
     assert level.is_level
     assert level.mean == (95.0,)
     assert not line.is_level
@@ -59,22 +51,34 @@ def test_a_stream_without_tasks_has_no_curves():
 
 
 def test_heat_maps_are_means_over_seeds():
-    (heatmap,) = heatmaps(comparisons(two_seeds())[0])
+    (comparison,) = comparisons(two_seeds())
+    (heatmap,) = heatmaps(comparison)
     assert heatmap.rows[1] == (65.0, 85.0)
     assert math.isnan(heatmap.rows[0][1])
-    assert heatmap_numbers([heatmap]).rows == [("er", 1, 1, 92.0, 2), ("er", 2, 1, 65.0, 2), ("er", 2, 2, 85.0, 2)]
+    numbers = comparison_charts(comparison)[1].numbers
+    assert numbers.rows == [("er", 1, 1, 92.0, 2), ("er", 2, 1, 65.0, 2), ("er", 2, 2, 85.0, 2)]
+
+
+def test_tasks_to_come_are_shown_only_where_they_share_their_classes():
+    matrix = torch.tensor([[90.0, 40.0], [60.0, 80.0]], dtype=torch.float64)
+    config = run("er").config.change(tasks=2)
+    shared, own = make(config, matrix), replace(make(config, matrix), task_matrix=matrix + 5)
+    assert heatmaps(comparisons([shared])[0])[0].rows[0] == (90.0, 40.0)
+    assert math.isnan(heatmaps(comparisons([own])[0])[0].rows[0][1])
+    assert comparisons([shared])[0].variants[0].values("forward_transfer") == [30.0]
+    assert comparisons([own])[0].variants[0].values("forward_transfer") == []
 
 
 def test_scores_are_final_accuracies():
     (score,) = scores(comparisons(two_seeds())[0])
-    assert (score.label, score.mean, score.seeds) == ("er", 75.0, 2)
-    assert score.std == pytest.approx(math.sqrt(50))
+    assert (score.label, score.mean, score.text) == ("er", 75.0, "75.00 ± 7.07 (2)")
+    assert score.high - score.mean == pytest.approx(math.sqrt(50))
 
 
 def test_one_seed_has_no_spread():
-    (score,) = scores(comparisons([run("er", 80.0)])[0])
-    assert math.isnan(score.std)
-    assert score_numbers([score]).csv().splitlines()[1] == "er,80,,1,,"
+    (comparison,) = comparisons([run("er", 80.0), run("l2", 85.0)])
+    assert all(math.isnan(score.low) for score in scores(comparison))
+    assert score_charts(comparison)[0].numbers.csv().splitlines()[1:] == ["l2,85,,", "er,80,,"]
 
 
 def test_a_few_lines_stand_out_of_many():
@@ -86,11 +90,11 @@ def test_a_few_lines_stand_out_of_many():
 
 
 def test_numbers_behind_curves_are_exported():
-    lines = curves(comparisons(two_seeds())[0])
-    text = curve_numbers(lines).csv().splitlines()
+    numbers = comparison_charts(comparisons(two_seeds())[0])[0].numbers
+    text = numbers.csv().splitlines()
     assert text[0] == "line,after_task,seen_tasks_mean,seen_tasks_std,first_task_mean,first_task_std,seeds"
     assert text[2].startswith("er,2,75,7.07107,65,")
-    assert json.loads(curve_numbers(lines).json())[1]["seen_tasks_mean"] == 75.0
+    assert json.loads(numbers.json())[1]["seen_tasks_mean"] == 75.0
 
 
 def test_csv_disarms_formulas_and_quotes():

@@ -1,11 +1,28 @@
-"""A claim of the paper: a list of comparisons, each of which holds or does not."""
+"""The paper's claims, each checked by name on means, with the numbers for and against it.
+
+A claim is a list of checks, one for each place (benchmark, buffer, number of tasks) that has the means it needs. It
+says in how many of them it holds. The same checks on published numbers can stand beside ours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from statistics import fmean
+from typing import Any, NamedTuple
 
-__all__ = ["Check", "Claim"]
+from holdfast.analysis.comparisons import APPROXIMATE, REGULARIZERS, STRICT
+from holdfast.analysis.overview import relative_gain
+from holdfast.config import RunConfig
+
+__all__ = ["CLASS_IL", "REFERENCE", "Check", "Claim", "Means", "Place", "check_claims"]
+
+CLASS_IL = ("seq-cifar10", "seq-cifar100", "seq-tinyimagenet")
+REFERENCE = "er"
+"""The method all others are compared with."""
+TOP = 3
+"""Ranks that count as the top among ten regularizers; the published numbers have linf at 1 to 3."""
 
 
 class Check(NamedTuple):
@@ -31,14 +48,9 @@ class Claim:
         return sum(check.holds for check in self.checks)
 
     @property
-    def published_held(self) -> int:
-        """Checks that hold on the published numbers."""
-        return sum(check.holds for check in self.published)
-
-    @property
     def holds(self) -> bool:
-        """Whether there are checks and all of them hold on our numbers."""
-        return 0 < len(self.checks) == self.held
+        """Whether there are several checks and all of them hold on our numbers. One check alone decides nothing."""
+        return 1 < len(self.checks) == self.held
 
     @property
     def exceptions(self) -> tuple[Check, ...]:
@@ -48,18 +60,129 @@ class Claim:
     @property
     def outcome(self) -> str:
         """How often it holds on our numbers: `holds in 45 of 56`."""
-        return _outcome(self.held, len(self.checks))
+        return _outcome(self.checks) + (" (one check decides nothing)" if len(self.checks) == 1 else "")
 
     @property
     def published_outcome(self) -> str:
         """How often it holds on the published numbers of the same cells."""
-        return _outcome(self.published_held, len(self.published))
+        return _outcome(self.published)
 
     @property
     def detail(self) -> str:
         """The numbers of the exceptions; if there are none, those of the first check."""
         return "; ".join(check.numbers for check in self.exceptions or self.checks[:1])
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        told = {"name": self.name, "text": self.statement, "outcome": self.outcome, "detail": self.detail}
+        counts = {"held": self.held, "checks": len(self.checks), "holds": self.holds}
+        exceptions = [{"where": check.where, "numbers": check.numbers} for check in self.exceptions]
+        return {**told, **counts, "exceptions": exceptions, "published": self.published_outcome}
 
-def _outcome(held: int, checks: int) -> str:
-    return f"holds in {held} of {checks}" if checks else "not enough data"
+
+def _outcome(checks: tuple[Check, ...]) -> str:
+    return f"holds in {sum(check.holds for check in checks)} of {len(checks)}" if checks else "not enough data"
+
+
+class Place(NamedTuple):
+    """What methods are compared under."""
+
+    benchmark: str
+    buffer_size: int | None
+    tasks: int | None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Place:
+        """The place of a run."""
+        return cls(config.benchmark, config.buffer_size, config.tasks)
+
+    def __str__(self) -> str:
+        usual = self.tasks == RunConfig.preset(self.benchmark, REFERENCE).tasks
+        return f"{self.benchmark}, buffer {self.buffer_size}{'' if usual else f', {self.tasks} tasks'}"
+
+
+Means = Mapping[Place, Mapping[str, float]]
+"""A measure by place and method."""
+
+
+def _consistency_beats_er(means: Means) -> Iterator[Check]:
+    for place, by_method in means.items():
+        for method in REGULARIZERS:
+            if REFERENCE in by_method and method in by_method:
+                er, ours = by_method[REFERENCE], by_method[method]
+                yield Check(str(place), f"{method} {ours:.2f}, er {er:.2f}", ours > er)
+
+
+def _strict_beats_approximate(means: Means) -> Iterator[Check]:
+    for place, by_method in means.items():
+        if all(method in by_method for method in REGULARIZERS):
+            strict, approximate = (fmean(by_method[method] for method in family) for family in (STRICT, APPROXIMATE))
+            yield Check(str(place), f"strict {strict:.2f}, approximate {approximate:.2f}", strict > approximate)
+
+
+def _linf_at_the_top(means: Means) -> Iterator[Check]:
+    for place, by_method in means.items():
+        if place.benchmark in CLASS_IL and all(method in by_method for method in REGULARIZERS):
+            order = sorted(REGULARIZERS, key=lambda method: -by_method[method])
+            rank = order.index("linf") + 1
+            best = f"best {order[0]} {by_method[order[0]]:.2f}"
+            yield Check(str(place), f"linf {by_method['linf']:.2f}, rank {rank} of 10, {best}", rank <= TOP)
+
+
+def _gain_grows_with_fewer_samples(means: Means) -> Iterator[Check]:
+    """The mean relative gain over ER at the smallest buffer against that at the largest, per benchmark and length."""
+    for benchmark, tasks in dict.fromkeys((place.benchmark, place.tasks) for place in means):
+        sizes = sorted(p.buffer_size or 0 for p in means if (p.benchmark, p.tasks) == (benchmark, tasks))
+        few, many = (Place(benchmark, size, tasks) for size in (sizes[0], sizes[-1]))
+        common = [m for m in REGULARIZERS if m in means[few] and m in means[many]]
+        if few == many or not common or REFERENCE not in means[few] or REFERENCE not in means[many]:
+            continue
+        small, large = (
+            fmean(relative_gain(means[at][method], means[at][REFERENCE]) for method in common) for at in (few, many)
+        )
+        numbers = f"gain {small:+.1f} % with {few.buffer_size} samples, {large:+.1f} % with {many.buffer_size}"
+        yield Check(f"{benchmark}, {len(common)} regularizers", numbers, small > large)
+
+
+def _er_is_worst(quantity: str, sign: int, means: Means) -> Iterator[Check]:
+    """er against each other method; with `sign` 1 more is worse. The strongest counterexample is first."""
+    for place, by_method in means.items():
+        if REFERENCE not in by_method:
+            continue
+        er = by_method[REFERENCE]
+        for method, mean in sorted(by_method.items(), key=lambda item: -sign * item[1]):
+            if method != REFERENCE:
+                yield Check(str(place), f"{quantity}: er {er:.2f}, {method} {mean:.2f}", sign * mean < sign * er)
+
+
+CLAIMS: dict[str, tuple[str, str, Callable[[Means], Iterator[Check]]]] = {
+    "consistency-beats-er": ("accuracy", "Every regularizer is better than ER alone.", _consistency_beats_er),
+    "strict-beats-approximate": (
+        "accuracy",
+        f"Strict regularizers ({', '.join(STRICT)}) are on average better than approximate ones "
+        f"({', '.join(APPROXIMATE)}).",
+        _strict_beats_approximate,
+    ),
+    "linf-at-the-top": ("accuracy", f"linf is among the best {TOP} of ten regularizers in Class-IL.", _linf_at_the_top),
+    "gain-grows-with-fewer-samples": (
+        "accuracy",
+        "The relative gain over ER is larger with the smallest buffer than with the largest.",
+        _gain_grows_with_fewer_samples,
+    ),
+    "er-is-miscalibrated": ("ece", "er is the most miscalibrated", partial(_er_is_worst, "ECE", 1)),
+    "er-favours-the-last-task": (
+        "recency_gap",
+        "er is the most biased towards the last task",
+        partial(_er_is_worst, "recency gap", 1),
+    ),
+    "er-is-fragile": ("mra", "er is the least robust", partial(_er_is_worst, "mRA", -1)),
+}
+"""Name -> the measure it is about, the statement, and the rule that makes its checks."""
+
+
+def check_claims(ours: Mapping[str, Means], theirs: Mapping[str, Means] | None = None) -> list[Claim]:
+    """Every claim, checked on our means and on the published ones, both by measure."""
+    return [
+        Claim(name, statement, tuple(rule(ours.get(metric, {}))), tuple(rule((theirs or {}).get(metric, {}))))
+        for name, (metric, statement, rule) in CLAIMS.items()
+    ]

@@ -10,19 +10,19 @@ from math import isnan
 from holdfast.config import RunConfig
 from holdfast.results import RunResult
 
-__all__ = ["APPROXIMATE", "METHODS", "STRICT", "Comparison", "Variant", "comparisons", "method_order", "variants"]
+__all__ = ["APPROXIMATE", "METHODS", "REGULARIZERS", "STRICT"]
+__all__ += ["Comparison", "Variant", "comparisons", "method_order", "variants"]
 
+REGULARIZERS = ("l1", "l2", "linf", "kl", "mse", "mi", "simclr", "byol", "dino", "barlow")
+"""In the order of the paper's tables."""
 STRICT = ("l1", "l2", "linf", "mse")
-APPROXIMATE = ("kl", "mi", "simclr", "byol", "dino", "barlow")
+APPROXIMATE = tuple(name for name in REGULARIZERS if name not in STRICT)
 """The paper's two families of regularizers: those that compare logits one by one, and the others."""
 METHODS = ("joint", "sgd", "er", *STRICT, *APPROXIMATE)
 """The paper's methods in the order in which they are shown."""
 
 WHERE = ("benchmark", "tasks", "model", "epochs", "precision", "train_limit", "validation")
 """Settings that decide which runs can be compared at all, next to the buffer."""
-
-MOST = 14
-"""Lines that one picture can hold: the paper's 13 methods and one more."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class Variant:
         return self.config.method
 
     def values(self, metric: str) -> list[float]:
-        """A metric of each seed where it is defined."""
-        return [value for result in self.results if not isnan(value := float(getattr(result, metric)))]
+        """A metric of each seed where it is defined; forward transfer only where tasks share their classes."""
+        found = [r for r in self.results if metric != "forward_transfer" or r.shares_classes]
+        return [value for result in found if not isnan(value := float(getattr(result, metric)))]
 
 
 @dataclass(frozen=True)
@@ -87,29 +88,13 @@ def comparisons(results: Iterable[RunResult]) -> list[Comparison]:
         for size in _sizes(runs):
             inside = [run for run in runs if run.config.buffer_size in (size, None)]
             title = _title(inside[0].config, size, same_benchmark)
-            found += _readable(Comparison(title, tuple(variants(inside))))
+            found.append(Comparison(title, tuple(variants(inside))))
     return found
 
 
 def _sizes(runs: Iterable[RunResult]) -> list[int] | list[None]:
     """The buffer sizes among the runs; None alone if no run has a buffer."""
     return sorted({run.config.buffer_size for run in runs if run.config.buffer_size is not None}) or [None]
-
-
-def _readable(comparison: Comparison) -> list[Comparison]:
-    """The comparison, or, if it has too many lines for one picture, one per method that has several variants."""
-    if len(comparison.variants) <= MOST:
-        return [comparison]
-    by_method: dict[str, list[Variant]] = defaultdict(list)
-    for variant in comparison.variants:
-        by_method[variant.method].append(variant)
-    single = tuple(namesakes[0] for namesakes in by_method.values() if len(namesakes) == 1)
-    parts = [Comparison(comparison.title, single)] if single else []
-    return parts + [
-        Comparison(f"{comparison.title}, {method}", tuple(namesakes))
-        for method, namesakes in by_method.items()
-        if len(namesakes) > 1
-    ]
 
 
 def _title(config: RunConfig, buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from holdfast.analysis.calibration import Calibration, pool_calibrations
-from holdfast.analysis.claims import Check, Claim
+from holdfast.analysis.claims import REFERENCE, Claim, Place, check_claims
 from holdfast.analysis.comparisons import comparisons
-from holdfast.analysis.overview import Scores, gains
+from holdfast.analysis.overview import Scores, overview
 from holdfast.analysis.recency import Recency, mean_recency
 from holdfast.analysis.robustness import Robustness, mean_robustness
 from holdfast.analysis.runs import RunAnalysis
@@ -20,9 +20,6 @@ from holdfast.errors import DataError, UsageError
 from holdfast.methods import needs_buffer
 
 __all__ = ["Findings", "Summary", "compare", "summarize"]
-
-REFERENCE = "er"
-"""The method all others are measured against."""
 
 
 @dataclass(frozen=True)
@@ -74,55 +71,33 @@ class Findings:
 
         A gain in recency is None where tasks share their classes.
         """
-        base = _scores(self._reference)
-        if base is None or base.accuracy <= 0 or base.ece >= 100 or base.recency_gap >= 1:
-            return {}
-        found: dict[str, dict[str, float | None]] = {}
-        for rival in self._rivals:
-            if (scores := _scores(rival)) is not None:
-                found[rival.label] = {**asdict(gains(scores, base))}
-                if rival.recency_gap is None:
-                    found[rival.label]["recency"] = None
-        return found
+        scores = {
+            label: Scores(one.accuracy.mean, one.recency_gap.mean if one.recency_gap else None, one.ece.mean)
+            for label, one in self._rivals.items()
+            if one.ece is not None
+        }
+        try:
+            return {label: asdict(gain) for label, gain in overview(scores, REFERENCE).items()}
+        except UsageError:
+            return {}  # there is no er, or it has nothing that could be gained upon
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The paper's claims about er, checked against each other method on the means over seeds."""
-        questions: list[tuple[str, str, str, Callable[[Summary], Estimate | None], int]] = [
-            ("er-is-miscalibrated", "er is the most miscalibrated", "ECE", lambda one: one.ece, 1),
-            (
-                "er-favours-the-last-task",
-                "er is the most biased towards the last task",
-                "recency gap",
-                lambda one: one.recency_gap,
-                1,
-            ),
-            ("er-is-fragile", "er is the least robust", "mRA", lambda one: one.mra, -1),
-        ]
-        found = []
-        for name, statement, quantity, number, sign in questions:
-            own = None if self._reference is None else number(self._reference)
-            means = {rival.label: value.mean for rival in self._rivals if (value := number(rival)) is not None}
-            if own is None or not means:
-                continue
-            # The method that speaks most against the claim comes first.
-            checks = tuple(
-                Check(label, f"{quantity}: er {own.mean:.2f}, {label} {mean:.2f}", sign * mean < sign * own.mean)
-                for label, mean in sorted(means.items(), key=lambda item: -sign * item[1])
-            )
-            found.append(Claim(name, statement, checks))
-        return tuple(found)
+        place = Place.of(self.summaries[0].config)
+        means: dict[str, dict[str, float]] = {}
+        for label, summary in self._rivals.items():
+            for metric in ("ece", "recency_gap", "mra"):
+                if (value := getattr(summary, metric)) is not None:
+                    means.setdefault(metric, {})[label] = value.mean
+        found = check_claims({metric: {place: by_label} for metric, by_label in means.items()})
+        return tuple(claim for claim in found if claim.checks)
 
     @property
-    def _reference(self) -> Summary | None:
-        """The one summary of er; None if there is none, or if several settings of it leave the choice open."""
-        found = [summary for summary in self.summaries if summary.method == REFERENCE]
-        return found[0] if len(found) == 1 else None
-
-    @property
-    def _rivals(self) -> list[Summary]:
-        """The methods the claims are about: er with something added, not the bounds sgd and joint."""
-        return [summary for summary in self.summaries if summary.method != REFERENCE and needs_buffer(summary.method)]
+    def _rivals(self) -> dict[str, Summary]:
+        """By label, er and what adds to it, without the bounds sgd and joint; empty unless there is one kind of er."""
+        found = {one.label: one for one in self.summaries if needs_buffer(one.method)}
+        return found if [one.method for one in found.values()].count(REFERENCE) == 1 and REFERENCE in found else {}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -131,19 +106,8 @@ class Findings:
             "benchmark": self.summaries[0].config.benchmark,
             "methods": [summary.to_json() for summary in self.summaries],
             "relative_gains_over_er": self.gains,
-            "claims": [
-                {"text": claim.statement, "holds": claim.holds, "outcome": claim.outcome, "detail": claim.detail}
-                for claim in self.claims
-            ],
+            "claims": [claim.to_json() for claim in self.claims],
         }
-
-
-def _scores(summary: Summary | None) -> Scores | None:
-    if summary is None or summary.ece is None:
-        return None
-    # Without a gap of its own, a method is compared in the other two; its gain in recency is then dropped.
-    gap = 0.0 if summary.recency_gap is None else summary.recency_gap.mean
-    return Scores(summary.accuracy.mean, gap, summary.ece.mean)
 
 
 def compare(runs: Iterable[RunAnalysis]) -> list[Findings]:
@@ -193,8 +157,13 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def _transfer(runs: Sequence[RunAnalysis]) -> Transfer:
-    """Transfer over the tasks; a method that trains on all tasks at once has an accuracy only."""
+    """Transfer over the tasks; a method that trains on all tasks at once has an accuracy only.
+
+    Forward transfer only where tasks share their classes: of classes it has never seen, a network knows nothing.
+    """
     matrices = [run.result.matrix for run in runs]
     if any(len(matrix) != matrix.shape[1] for matrix in matrices):
         return transfer([[[run.result.accuracy]] for run in runs])
-    return transfer([matrix.tolist() for matrix in matrices], [run.result.untrained.tolist() for run in runs])
+    shared = all(run.result.shares_classes for run in runs)
+    baselines = [run.result.untrained.tolist() for run in runs] if shared else None
+    return transfer([matrix.tolist() for matrix in matrices], baselines)

@@ -14,19 +14,25 @@ __all__ = ["Gains", "Scores", "gains", "overview", "relative_gain"]
 
 @dataclass(frozen=True)
 class Scores:
-    """What the overview compares: `accuracy` and `ece` in percent, `recency_gap` (last minus first) in [-1, 1]."""
+    """What the overview compares: `accuracy` and `ece` in percent, `recency_gap` (last minus first) in [-1, 1].
+
+    The gap is None where tasks share their classes.
+    """
 
     accuracy: float
-    recency_gap: float
+    recency_gap: float | None
     ece: float
 
 
 @dataclass(frozen=True)
 class Gains:
-    """Relative gains in percent of the reference's own quality; above 0 is better than the reference."""
+    """Relative gains in percent of the reference's own quality; above 0 is better than the reference.
+
+    The gain in recency is None where one of the two has no recency gap.
+    """
 
     accuracy: float
-    recency: float
+    recency: float | None
     calibration: float
 
 
@@ -40,9 +46,10 @@ def gains(method: Scores, reference: Scores) -> Gains:
     >>> gains(Scores(60.0, 0.1, 20.0), Scores(50.0, 0.5, 60.0))
     Gains(accuracy=20.0, recency=80.0, calibration=100.0)
     """
+    gaps = method.recency_gap, reference.recency_gap
     return Gains(
         accuracy=_relative("accuracy", method.accuracy, reference.accuracy),
-        recency=_relative("1 - recency gap", 1 - method.recency_gap, 1 - reference.recency_gap),
+        recency=None if None in gaps else _relative("1 - recency gap", *(1 - (gap or 0.0) for gap in gaps)),
         calibration=_relative("100 - ECE", 100 - method.ece, 100 - reference.ece),
     )
 

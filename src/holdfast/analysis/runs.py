@@ -115,10 +115,11 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     parts += ["--seed", str(config.seed)]
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name != "options" and value != getattr(preset, field.name):
+        if field.name not in ("options", "settings") and value != getattr(preset, field.name):
             parts += ["--set", f"{field.name}={value}"]
-    for name, number in config.options:
-        parts += ["--set", f"regularizer.{name}={number}"]
+    own = [f"regularizer.{name}={number}" for name, number in config.options]
+    own += [f"{name}={value}" for name, value in config.settings if (name, value) not in preset.settings]
+    parts += [part for each in own for part in ("--set", each)]
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 

@@ -10,7 +10,8 @@ from holdfast.analysis.corruptions import CORRUPTIONS, SEVERITIES
 from holdfast.analysis.findings import Findings, Summary
 from holdfast.analysis.transfer import Estimate
 from holdfast.errors import DataError, HoldfastError
-from holdfast.results import read_json, validated, write_json
+from holdfast.files import telling
+from holdfast.schema import read_json, validated, write_json
 
 __all__ = ["ANALYSIS", "read_findings", "write_findings"]
 
@@ -23,21 +24,18 @@ ROUNDING = 1e-9
 def write_findings(path: Path, findings: Iterable[Findings], **about: Any) -> dict[str, Any]:
     """Write an analysis with what is told `about` it to `path`, whole or not at all; returns what was written."""
     values = {**about, "comparisons": [found.to_json() for found in findings]}
-    try:
+    with telling(HoldfastError, f"{path} could not be written"):
         write_json(path, values)
-    except OSError as error:
-        raise HoldfastError(f"{path} could not be written: {error.strerror or error}.") from error
     return values
 
 
 def read_findings(path: Path) -> list[Findings]:
     """The comparisons in the file `path`; a DataError if it is damaged or something else."""
     try:
-        values = validated(dict[str, Any], read_json(path), "analysis")
+        with telling(DataError, f"{path} cannot be read"):
+            values = validated(dict[str, Any], read_json(path), "analysis")
         comparisons = validated(list[dict[str, Any]], values.get("comparisons"), "comparisons")
         return [_findings(comparison, f"comparisons[{number}]") for number, comparison in enumerate(comparisons)]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise DataError(f"{path} is not an analysis that this version reads: {error}. Make it again.") from error
 

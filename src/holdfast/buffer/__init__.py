@@ -1,13 +1,12 @@
-"""Which samples are stored (`reservoir`, `balanced`, `sharded`), and where they are stored (`memory`, `folder`)."""
+"""Which samples are stored (`reservoir`, `balanced`, `sharded`), and where (`memory`, `folder`, `ragged`)."""
 
 from holdfast.buffer.balanced import BalancedReservoir
-from holdfast.buffer.base import Buffer, Draw, Placement, Storage
+from holdfast.buffer.base import Draw, Placement, Storage
 from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
 __all__ = [
     "BalancedReservoir",
-    "Buffer",
     "Draw",
     "Placement",
     "Reservoir",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import StorageError, UsageError
 from holdfast.nested import Nested, leaves, rebuild, rows
+from holdfast.schema import validated
 
 __all__ = ["ANY", "Column", "Layout", "affordable", "check_fit", "check_schema", "choose", "columns_of", "is_answer"]
 __all__ += ["layout_of", "layout_of_state", "parts_of", "unaffordable"]
@@ -81,7 +82,7 @@ def check_fit(found: Layout, stored: Layout, which: str = "these samples") -> No
     ]
     raise UsageError(
         f"{which} do not fit the buffer: {'; '.join(differences)}. "
-        "Give samples of the same shapes and types, or use another buffer."
+        "Give samples of the same shapes and types, or use another buffer; padding= allows for different lengths."
     )
 
 
@@ -102,17 +103,26 @@ def unaffordable(wanted: int, place: str, reason: str = "which cannot be had") -
     )
 
 
-FIELDS: dict[str, Any] = {"capacity": int, "offered": int, "names": list, "form": dict, "columns": list}
-FIELDS |= {"seen": (torch.int64, 0), "generator": (torch.uint8, 1)}
-"""The type of each field of a saved state; for a tensor, its type and number of dimensions."""
+def _is_filled(value: Any) -> bool:
+    """Whether this is a tensor with content."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
 
-FOLDER_FIELDS = {"folder": str, "rows": (torch.int64, 1), "stamps": (torch.int64, 1), "sums": (torch.int32, 2)}
+
+def _tensor(dtype: torch.dtype, dimensions: int) -> Any:
+    return Annotated[Any, lambda value: _is_filled(value) and (value.dtype, value.dim()) == (dtype, dimensions)]
+
+
+FIELDS = {"capacity": int, "offered": int, "names": list[Any], "form": dict[str, Any], "columns": list[Any]}
+FIELDS |= {"seen": _tensor(torch.int64, 0), "generator": _tensor(torch.uint8, 1)}
+"""The kind of each field of a saved state; see `validated`."""
+
+FOLDER_FIELDS = {"folder": str, "rows": _tensor(torch.int64, 1), "stamps": _tensor(torch.int64, 1)}
 """The same for the fields that only buffers in a folder have."""
 
-RAGGED_FIELDS: dict[str, Any] = {"padding": dict, "lengths": (torch.int64, 1)}
+RAGGED_FIELDS = {"padding": dict[str, Any], "lengths": _tensor(torch.int64, 1)}
 """The same for the fields that only buffers with samples of different length have."""
 
-OPTIONAL = {"sums": FOLDER_FIELDS["sums"], "stored": int, "policy": str}
+OPTIONAL = {"sums": _tensor(torch.int32, 2), "stored": int, "policy": str}
 """Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
 
 
@@ -120,27 +130,46 @@ def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    kinds = FIELDS | (FOLDER_FIELDS if "folder" in state else {}) | (RAGGED_FIELDS if "padding" in state else {})
-    for key, expected in (kinds | OPTIONAL).items():
+    kinds = FIELDS | _own_fields(state)
+    for key, kind in (kinds | OPTIONAL).items():
         if key not in state and key not in OPTIONAL:
             raise _wrong(f"{key!r} is missing")
-        if key in state and not _is(state[key], expected):
-            raise _wrong(f"{key!r} is not of the expected type")
+        if key in state:
+            try:
+                validated(kind, state[key], repr(key))
+            except ValueError:
+                raise _wrong(f"{key!r} is not of the expected type") from None
     try:
         nested = _nests_its_columns(state)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         nested = False
     if not nested:
         raise _wrong("'names' and 'form' do not say how its columns make up a sample")
-    full, in_folder = min(state["offered"], state["capacity"]), "folder" in state
-    stored = state.get("stored", full)
-    lengths = {len(each) for each in ((state["rows"], state["stamps"]) if in_folder else state["columns"])}
-    if "padding" in state:
-        lengths = _sample_counts(state)
-    summed = not (in_folder and "sums" in state) or state["sums"].shape == (len(state["columns"]), stored)
-    counted = (full > 0) <= stored <= full and int(state["seen"]) == state["offered"]
-    if not counted or lengths - {stored} or not summed:
+    if not _counts_agree(state):
         raise UsageError("the saved buffer contradicts itself: its counts do not match its samples.")
+
+
+def _own_fields(state: dict[str, Any]) -> dict[str, Any]:
+    """The fields that only a state of this kind has: in a folder or not, of samples of different length or not."""
+    ragged = "padding" in state
+    in_folder = {key: kind for key, kind in FOLDER_FIELDS.items() if not (ragged and key == "rows")}
+    return (in_folder if "folder" in state else {}) | (RAGGED_FIELDS if ragged else {})
+
+
+def _counts_agree(state: dict[str, Any]) -> bool:
+    """Whether all fields tell of as many samples."""
+    full, varying = min(state["offered"], state["capacity"]), state.get("padding", {})
+    stored, columns = state.get("stored", full), columns_of(state)
+    found = {len(state[key]) for key in ("rows", "stamps", "lengths") if key in _own_fields(state)}
+    if "folder" in state:
+        # One checksum for each sample if they differ in length, else one for each tensor of a sample.
+        sums = min(1, len(columns)) if "padding" in state else len(columns)
+        agree = state["sums"].shape == (sums, stored) if "sums" in state else "padding" not in state
+    else:
+        found |= {len(column) for name, column in columns.items() if name not in varying}
+        agree = all(len(columns[name]) == int(state["lengths"].sum()) for name in varying if name in columns)
+    agree &= not varying or bool((state["lengths"] > 0).all())
+    return agree and (full > 0) <= stored <= full and int(state["seen"]) == state["offered"] and found <= {stored}
 
 
 def columns_of(state: dict[str, Any]) -> dict[str, Tensor]:
@@ -163,39 +192,14 @@ def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
         key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in state
     }
     if "folder" not in state:
-        varying, kept_slots = state.get("padding", {}), kept.tolist()
         chosen["columns"] = []
         for name, column in columns_of(state).items():
-            if name in varying:
+            if name in state.get("padding", {}):
                 pieces = torch.split(column, state["lengths"].tolist())
-                chosen["columns"].append(torch.cat([column[:0], *(pieces[slot] for slot in kept_slots)]))
+                chosen["columns"].append(torch.cat([column[:0], *(pieces[slot] for slot in kept.tolist())]))
             else:
                 chosen["columns"].append(column[kept.to(column.device)])
     return state | chosen
-
-
-def _sample_counts(state: dict[str, Any]) -> set[int]:
-    """How many samples the parts of a state with samples of different length tell of."""
-    lengths = state["lengths"]
-    sound = bool((lengths >= 1).all()) and state["padding"].keys() <= set(state["names"])
-    counts = {len(lengths) if sound else -1}
-    for name, column in columns_of(state).items():
-        counts.add(
-            len(column) if name not in state["padding"] else len(lengths) if len(column) == lengths.sum() else -1
-        )
-    return counts
-
-
-def _is(value: Any, expected: Any) -> bool:
-    """Whether `value` is of the type that `FIELDS` says."""
-    if isinstance(expected, type):
-        return type(value) is expected
-    return _is_filled(value) and (value.dtype, value.dim()) == expected
-
-
-def _is_filled(value: Any) -> bool:
-    """Whether this is a tensor with content."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
 
 
 def _nests_its_columns(state: dict[str, Any]) -> bool:

@@ -12,10 +12,31 @@ from torch import Tensor
 from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, layout_of_state
 from holdfast.errors import UsageError
 
-__all__ = ["Memory", "check_in_memory"]
+__all__ = ["InMemory", "Memory"]
 
 
-class Memory:
+class InMemory:
+    """What storages in memory have in common: nothing of them outlives the process."""
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise if the samples of `state` are in a folder."""
+        if "folder" in state:
+            raise UsageError(
+                f"the saved buffer is in the folder {state['folder']}, this one in memory; "
+                f"make it with storage=Path({state['folder']!r})."
+            )
+
+    def committed(self) -> None:
+        """There is never a committed state."""
+
+    def commit(self, state: dict[str, Any]) -> None:
+        """Nothing: checkpoints hold the samples."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Memory(InMemory):
     """Columns in the memory of `home`; samples are drawn on `device`. If the two differ, steps wait for the device.
 
     Columns have one row more than `capacity`. Samples that are not stored are written there, so that every step has
@@ -71,10 +92,6 @@ class Memory:
         """What `load` needs to restore the first `count` slots: the columns' own rows."""
         return {"columns": self.first(count) if count else []}
 
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise if the samples of `state` are in a folder."""
-        check_in_memory(state)
-
     def load(self, state: dict[str, Any]) -> None:
         """Copy the samples into the columns, in place: a captured step reads from fixed addresses."""
         saved = columns_of(state)
@@ -82,24 +99,6 @@ class Memory:
             self.make(layout_of_state(state))
             for name, column in zip(self.layout, self.columns, strict=True):
                 column[: len(saved[name])].copy_(saved[name])
-
-    def committed(self) -> None:
-        """Nothing outlives the process."""
-
-    def commit(self, state: dict[str, Any]) -> None:
-        """Nothing: checkpoints hold the samples."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def check_in_memory(state: dict[str, Any]) -> None:
-    """Raise if the samples of `state` are in a folder."""
-    if "folder" in state:
-        raise UsageError(
-            f"the saved buffer is in the folder {state['folder']}, this one in memory; "
-            f"make it with storage=Path({state['folder']!r})."
-        )
 
 
 def _words(rows: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from holdfast.buffer.layout import (
 )
 from holdfast.buffer.memory import Memory
 from holdfast.buffer.packing import check_lengths
-from holdfast.buffer.ragged import RaggedMemory
+from holdfast.buffer.ragged import RaggedFolder, RaggedMemory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, fills_of, outline, rebuild
 from holdfast.pure import pure
@@ -193,12 +193,6 @@ class Reservoir:
             check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
             self._storage.reserve(list(parts.values()))
 
-    def check_whole(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
-        """Raise if samples like these, with these logits or with none, do not fit the buffer."""
-        parts, _ = parts_of(x, y, logits)
-        if self._offered:
-            check_fit(self._layout(parts), self._storage.layout)
-
     def reserve(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
 
@@ -337,16 +331,13 @@ class Reservoir:
                 f"the saved buffer has {state['capacity']} slots, this one {self.capacity}; "
                 f"make it with a buffer size of {state['capacity']}."
             )
-        if state.get("policy", "reservoir") != self.policy:
-            saved = state.get("policy", "reservoir")
-            raise UsageError(
-                f"the saved buffer has the policy {saved!r}, this one {self.policy!r}; make it with {saved!r}."
-            )
-        padding = None if self.padding is None else fills_of(state["names"], self.padding)
-        if state.get("padding") != padding:
-            raise UsageError(
-                f"the saved buffer has the padding {state.get('padding')}, this one {padding}; make them alike."
-            )
+        policy, padding = state.get("policy", "reservoir"), state.get("padding")
+        fills = None if self.padding is None else fills_of(state["names"], self.padding)
+        for what, saved, own in (("policy", policy, self.policy), ("padding", padding, fills)):
+            if saved != own:
+                raise UsageError(
+                    f"the saved buffer has the {what} {saved!r}, this one {own!r}; make it with {saved!r}."
+                )
         if self._offered and state["columns"] and "folder" not in state:
             check_fit(layout_of_state(state), self._storage.layout, "the saved samples")
         restore(torch.Generator(self.generator.device), state["generator"])
@@ -417,7 +408,7 @@ def open_storage(
     """The storage that a user named: "device", "host", or a folder, for samples that are drawn on `device`."""
     if isinstance(storage, Path):
         if padding is not None:
-            raise UsageError("samples of different length are stored in memory: give storage='device' or 'host'.")
+            return RaggedFolder(storage, capacity, device, padding)
         return Folder(storage, capacity, device)
     if storage not in ("device", "host"):
         raise UsageError(f"storage must be 'device', 'host' or the Path of a folder, not {storage!r}.")

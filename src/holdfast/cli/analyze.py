@@ -15,21 +15,22 @@ from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SE
 from holdfast.analysis.findings import Findings, compare
 from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
 from holdfast.analysis.store import ANALYSIS, write_findings
-from holdfast.cli.app import DataRoot, Device, Json, ListCommand, Plugins, app, import_plugins
+from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.data import data_root
 from holdfast.devices import choose_device
 from holdfast.display import data_progress, output, show_progress, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import Stored, add_robustness
-from holdfast.report.analyses import write_analysis_figures
+from holdfast.report.analyses import TRANSFERS, write_analysis_figures
 from holdfast.report.draw.analyses import save_contact_sheet
 
 __all__: list[str] = []
 
+UNLIKE = "not every method has the same seeds, so that differences of a point or two may be chance."
 MOST_COLUMNS = 10  # tasks in a table; the numbers of the figures have them all
 
 
-@app.command("analyze", cls=ListCommand)
+@app.command("analyze")
 def analyze_command(
     runs: Annotated[list[Path], typer.Argument(help="Result folders, or folders of them.", metavar="RUN")],
     out: Annotated[Path, typer.Option("--out", help="Folder for figures and analysis.json.", metavar="DIR")] = Path(
@@ -64,6 +65,7 @@ def analyze_command(
         analyzed = _evaluate(analyzed, root, corruptions=names, severities=levels, device=target)
     notes += [note for run in analyzed for note in run.notes]
     found = compare(analyzed)
+    notes += [f"{one.title}: {UNLIKE}" for one in found if len({summary.seeds for summary in one.summaries}) > 1]
     figures = [path for one in found for path in write_analysis_figures(one, out)]
     if sheet:
         figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
@@ -122,55 +124,57 @@ def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> li
 
 def _tables(found: Findings) -> list[Table]:
     """The tables of one comparison that have rows."""
-    return [_overall(found), *_transfer(found), *_recency(found), *_robustness(found), *_claims(found)]
+    made = [_overall(found), _transfer(found), *_recency(found), _robustness(found), _claims(found)]
+    return [each for each in made if each is not None]
 
 
-def _overall(found: Findings) -> Table:
-    gaps = any(one.recency_gap for one in found.summaries)
+def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> Table | None:
+    """A table without the columns that are empty; None if there are no rows."""
+    shown = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+    kept = [[row[place] for place in shown] for row in rows]
+    return table(title, [columns[place] for place in shown], kept, left=left) if rows else None
+
+
+def _overall(found: Findings) -> Table | None:
     rows = [
-        (one.label, len(one.seeds), *map(_text, (one.accuracy, one.ece, one.mce)), *[_text(one.recency_gap, 2)] * gaps)
+        (one.label, str(len(one.seeds)), *map(_text, (one.accuracy, one.ece, one.mce)), _text(one.recency_gap, 2))
         for one in found.summaries
     ]
     several = any(len(one.seeds) > 1 for one in found.summaries)
     title = found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else "")
-    columns = ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", *["recency gap"] * gaps)
-    return table(title, columns, rows)
+    return _filled(title, ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", "recency gap"), rows)
 
 
-def _transfer(found: Findings) -> list[Table]:
-    shown = [(one.label, one.transfer) for one in found.summaries if one.transfer.forgetting]
-    rows = [(name, *map(_text, (t.forward_transfer, t.backward_transfer, t.forgetting))) for name, t in shown]
-    columns = ("method", "forward transfer", "backward transfer", "forgetting")
-    return [table("Transfer (points)", columns, rows)] if rows else []
+def _transfer(found: Findings) -> Table | None:
+    shown = [one for one in found.summaries if one.transfer.forgetting]
+    rows = [(one.label, *(_text(number(one)) for number in TRANSFERS.values())) for one in shown]
+    return _filled("Transfer (points)", ("method", *TRANSFERS), rows)
 
 
-def _recency(found: Findings) -> list[Table]:
-    shown = [(one.label, one.recency) for one in found.summaries if one.recency]
-    if not shown or len(shown[0][1].task_probabilities) > MOST_COLUMNS:
+def _recency(found: Findings) -> list[Table | None]:
+    shown = {one.label: one.recency for one in found.summaries if one.recency}
+    tasks = max((len(bias.task_probabilities) for bias in shown.values()), default=0)
+    if tasks > MOST_COLUMNS:
         return []
-    columns = ("method", *(f"task {task}" for task in range(1, len(shown[0][1].task_probabilities) + 1)))
-    return [
-        table("Average probability of each task", columns, [(name, *bias.task_probabilities) for name, bias in shown]),
-        table("Share of predictions in each task", columns, [(name, *bias.prediction_shares) for name, bias in shown]),
-    ]
+    columns = ("method", *(f"task {task}" for task in range(1, tasks + 1)))
+    rows = [(name, *bias.task_probabilities) for name, bias in shown.items()]
+    shares = [(name, *bias.prediction_shares) for name, bias in shown.items()]
+    titles = ("Average probability of each task", "Share of predictions in each task")
+    return [_filled(title, columns, values) for title, values in zip(titles, (rows, shares), strict=True)]
 
 
-def _robustness(found: Findings) -> list[Table]:
+def _robustness(found: Findings) -> Table | None:
     shown = [(one, one.robustness) for one in found.summaries if one.robustness]
-    if not shown:
-        return []
-    present = [category for category in CATEGORIES if category in shown[0][1].per_category]
     rows = [
-        (one.label, robust.clean, *(robust.per_category[category] for category in present), _text(one.mra))
-        for one, robust in shown
+        (one.label, robust.clean, *map(robust.per_category.get, CATEGORIES), _text(one.mra)) for one, robust in shown
     ]
-    title = f"Accuracy under corruptions (%), {shown[0][1].source} images"
-    return [table(title, ("method", "clean", *present, "mRA"), rows)]
+    title = f"Accuracy under corruptions (%), {shown[0][1].source if shown else ''} images"
+    return _filled(title, ("method", "clean", *CATEGORIES, "mRA"), rows)
 
 
-def _claims(found: Findings) -> list[Table]:
+def _claims(found: Findings) -> Table | None:
     rows = [(claim.statement, claim.outcome, claim.detail) for claim in found.claims]
-    return [table("The paper's claims here", ("claim", "on these means", "numbers"), rows, left=3)] if rows else []
+    return _filled("The paper's claims here", ("claim", "on these means", "numbers"), rows, left=3)
 
 
 def _text(value: Estimate | None, digits: int = 1) -> str | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import holdfast
 from holdfast import _startup
@@ -20,9 +20,50 @@ from holdfast.display import errors, replace_unknown_signs
 from holdfast.errors import HoldfastError
 from holdfast.plugins import import_plugins
 
-__all__ = ["DataRoot", "Device", "Json", "ListCommand", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
+__all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
 
-app = typer.Typer(
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+ORDER = ("demo", "run", "list", "reproduce", "report", "analyze", "data", "tune", "export", "bench")
+"""The commands as a newcomer needs them; any other comes after these."""
+
+
+class _Command(TyperCommand):
+    """A command whose help names its arguments in capitals and leaves out types, which are Python's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument" and parameter.metavar is None:
+                parameter.metavar = str(parameter.name).upper()
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_help(self, ctx: Any) -> str:
+        words = {"int": "N", "int range": "N", "float": "N", "float range": "N", "path": "PATH"}
+
+        def plain(match: re.Match[str]) -> str:
+            option, kind = match.groups()
+            return f"{option}{words.get(kind, 'TEXT') if option.startswith('-') else ''}".ljust(len(match[0]))
+
+        return re.sub(r"(?<=^  )([\w-]+ )<([\w\[\] ]+)>", plain, super().get_help(ctx), flags=re.MULTILINE)
+
+
+class _Group(TyperGroup):
+    """The commands in a useful order, each a `_Command`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: [*ORDER, name].index(name))
+
+
+class _App(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        return super().command(name, cls=_Command, **options)
+
+
+app = _App(
+    cls=_Group,
     help="Networks that keep what they learned: experience replay with consistency regularization.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,14 +87,6 @@ Plugins = Annotated[
 Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 
 
-class ListCommand(TyperCommand):
-    """A command with a list of arguments; its help leaves out their type, which is Python's and not the reader's."""
-
-    def get_help(self, ctx: Any) -> str:
-        """The text of --help."""
-        return re.sub(r" <list\[\w+\]>", "", super().get_help(ctx))
-
-
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
@@ -63,6 +96,8 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 def main() -> None:
     """The `holdfast` command: errors become one sentence and an exit code."""
+    for name in ("stdout", "stderr"):  # None if the caller closed it
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     replace_unknown_signs()
     try:
         _startup.started()

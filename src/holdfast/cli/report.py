@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.analysis.findings import compare
-from holdfast.cli.app import ListCommand, app
+from holdfast.cli.app import app
 from holdfast.display import tell, tell_skipped
 from holdfast.errors import HoldfastError
 
@@ -19,7 +18,7 @@ NAMED = 10  # skipped files named at the terminal; the page names more
 ANALYZED = 100  # runs that are analyzed without being asked to, in about ten seconds
 
 
-@app.command("report", cls=ListCommand)
+@app.command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders that hold results.")],
     out: Annotated[
@@ -50,13 +49,14 @@ def report_command(
         sys.stdout.write(report.render_report(results, format_, experiment))
     else:
         found = report.gather_analyses(folders, results) if format_ == "html" else []
-        runs = sum(stored.has_logits for stored in results)
+        runs, refused = sum(stored.has_logits for stored in results), list[str]()
         if analyses or (analyses is None and runs <= ANALYZED):
             results = results.sound()
-            found = [*compare(stored.analysis for stored in results if stored.analysis), *found]
+            live, refused = report.analyze_alike(results)
+            found = [*live, *found]
         elif analyses is None and format_ == "html":
             tell(f"calibration and recency of {runs} runs left out; --analyses adds them")
-        path = report.write_report(results, out or Path("report.html"), format_, experiment, found)
+        path = report.write_report(results, out or Path("report.html"), format_, experiment, found, refused)
         tell(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,29 +13,32 @@ import typer
 from rich import box
 from rich.table import Table as Grid
 
+from holdfast import data as datasets
 from holdfast import experiments
 from holdfast.analysis import CorruptedImages
-from holdfast.cli.app import DataRoot, Device, Plugins, app, import_plugins
+from holdfast.benchmarks import required_data
+from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device
-from holdfast.display import errors, output, table, tell, tell_skipped
-from holdfast.errors import UsageError
+from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
+from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.experiments import (
-    EXPERIMENTS,
     JUDGED,
     ROBUSTNESS,
     Experiment,
     Results,
     Table,
-    Verdict,
     assess,
+    find_experiment,
     load_results,
 )
 from holdfast.registry import unknown_name
-from holdfast.report.tables import derived_blocks
-from holdfast.report.text import duration, plus_minus
+from holdfast.report import write_table_figures
+from holdfast.report.tables import Block, CellText, blocks, derived_blocks, table_json
+from holdfast.report.text import duration
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
+from holdfast.sweep.forecast import Forecast
 
 __all__: list[str] = []
 
@@ -43,11 +46,15 @@ ENGINES = ("local", "ray")
 NAMED = 5
 """Skipped files and failed runs that are named one by one."""
 STOPPED = 130  # exit code
+ABSENT = ("missing", "damaged")
+"""States of a data set that cannot be read."""
 
 
 @app.command("reproduce")
 def reproduce_command(
-    name: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="See 'holdfast list experiments'.")],
+    name: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="A name or the paper's number: see 'holdfast list experiments'.")
+    ],
     only: Annotated[
         list[str] | None,
         typer.Option(help="Choose cells, e.g. method=er,buffer_size=200; may be repeated.", metavar="KEY=VALUE"),
@@ -59,22 +66,29 @@ def reproduce_command(
         str | None, typer.Option(help="Ray cluster to use. Default: a new one on this machine.", metavar="HOST:PORT")
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", help="Folder for results. With ray also an address: s3://...", metavar="DIR")
+        str,
+        typer.Option(
+            "--out", help="Folder for results, figures in it. With ray also an address: s3://...", metavar="DIR"
+        ),
     ] = "runs",
     results: Annotated[
         list[Path] | None, typer.Option(help="A further folder of results to use; may be repeated.", metavar="DIR")
     ] = None,
     data: DataRoot = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run and how long. Run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, how long, and which data is missing. Run nothing.")
+    ] = False,
     plugin: Plugins = None,
+    as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of the paper.
 
-    Runs that have no result yet are carried out. Then the table is shown with the published numbers.
+    Runs that have no result yet are carried out. Then the table is shown with the published numbers, and the figure is
+    written to the folder 'figures' of --out, as SVG and PNG, with its numbers as CSV.
     """
     import_plugins(plugin)
-    experiment = EXPERIMENTS[name].select(only or [])
+    experiment = find_experiment(name).select(only or [])
     if engine not in ENGINES:
         raise unknown_name("engine", engine, list(ENGINES))
     if address is not None and engine != "ray":
@@ -87,9 +101,11 @@ def reproduce_command(
         folder, runner = _places(out, engine, address, jobs, device, stack)
         known = load_results(folder, *(results or []))
         tell_skipped(known.skipped, NAMED)
+        missing = _missing_data(experiment, configs, known, data) if engine == "local" else {}
         if dry_run:
-            _forecast(experiment, configs, known, jobs, device)
+            _forecast(experiment, configs, known, jobs, device, missing, as_json=as_json)
             return
+        _get(missing, data)
         summary = SweepSummary(there=configs)
         if not all(config in known for config in configs):
             screen = SweepScreen(experiment.name, configs, folder, known, Rates(known, device))
@@ -99,8 +115,59 @@ def reproduce_command(
             known = load_results(folder, *(results or []))
         if not summary.interrupted:
             _measure(experiment, known, range(seeds), data, device)
-        _show(assess(experiment, known, range(seeds)))
+        made = assess(experiment, known, range(seeds))
+        figures = [] if "://" in out else _draw(made, folder)
+        if as_json:
+            counts = {"done": len(summary.done), "there": len(summary.there), "failed": len(summary.failed)}
+            told = {**table_json(made), "runs": {**counts, "left": summary.left}, "figures": list(map(str, figures))}
+            print(json.dumps(told))
+        else:
+            _show(made)
+        if figures:
+            tell(f"figures: {', '.join(path.name for path in figures)} in {figures[0].parent}")
     _conclude(summary)
+
+
+def _draw(made: Table, folder: Path) -> list[Path]:
+    """The paper's figure as files, in a folder named after the experiment; nothing without results."""
+    if made.count("missing") == len(made.verdicts):
+        return []
+    with errors.status("figures ..."):
+        return write_table_figures(made, folder / "figures" / made.experiment.name)
+
+
+def _missing_data(
+    experiment: Experiment, configs: list[RunConfig], known: Results, data: Path | None
+) -> dict[str, list[str]]:
+    """Data sets that are not there and would be needed, each with the benchmarks that read it."""
+    robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
+    found: dict[str, list[str]] = {}
+    for config in configs:
+        stored = known.get(config)
+        measured = stored is not None and all(name in stored.measures for name in ROBUSTNESS)
+        if stored is None or (config.change(seed=0) in robust and not measured):
+            for name in required_data(config.benchmark):
+                found.setdefault(name, []).append(config.benchmark)
+    absent = {name: list(dict.fromkeys(users)) for name, users in found.items()}
+    return {name: users for name, users in absent.items() if datasets.status(name, data).state in ABSENT}
+
+
+def _get(missing: dict[str, list[str]], data: Path | None) -> None:
+    """Fetch what is missing before the first run. What cannot be had is told once, all of it."""
+    failed = {}
+    with data_progress():
+        for name in missing:
+            try:
+                datasets.fetch(name, data)
+            except HoldfastError as error:
+                failed[name] = error
+    if failed:
+        users = dict.fromkeys(user for name in failed for user in missing[name])
+        raise DataError(
+            f"nothing was run, as data is missing for {', '.join(users)}. "
+            + " ".join(f"{name}: {error}" for name, error in failed.items())
+            + " To run the rest, choose its benchmarks with --only benchmark=NAME."
+        )
 
 
 def _places(
@@ -133,44 +200,68 @@ def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data:
                 experiments.measure_robustness(stored, data=data, device=device, made=made)
 
 
-def _forecast(experiment: Experiment, configs: list[RunConfig], known: Results, jobs: int | None, device: str) -> None:
-    """Show what would run, what is there, and how long it would take."""
+def _forecast(
+    experiment: Experiment,
+    configs: list[RunConfig],
+    known: Results,
+    jobs: int | None,
+    device: str,
+    missing: dict[str, list[str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Show what would run, what is there, how long it would take, and which data would be fetched first."""
     # How many runs a GPU takes is found by trying. One at a time is the longest it can take.
     at_once = jobs or (cores() if choose_device(device).type == "cpu" else 1)
     benchmarks = dict.fromkeys(config.benchmark for config in configs)
     parts = {name: [config for config in configs if config.benchmark == name] for name in benchmarks}
-    rows = []
+    rows, plans = [], dict[str, dict[str, Any]]()
     for name, wanted in {**(parts if len(parts) > 1 else {}), "all": configs}.items():
-        missing = [config for config in wanted if config not in known]
-        there = len(wanted) - len(missing)
-        rows.append((name, len(wanted), there, len(missing), _span(missing, known, at_once, device)))
-    columns = ("benchmark", "runs", "there", "to run", f"time, {at_once} at once")
+        left = [config for config in wanted if config not in known]
+        told = forecast(left, known, jobs=at_once, device=device)
+        there, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
+        rows.append(
+            (
+                name,
+                len(wanted),
+                there,
+                len(left),
+                _span(told, left),
+                f"{', '.join(lacking)} missing" if lacking else "there",
+            )
+        )
+        plans[name] = {"runs": len(wanted), "there": there, "to_run": len(left), "seconds": told.seconds}
+        plans[name] |= {"not_measured": len(told.unknown), "missing_data": lacking}
+    if as_json:
+        print(json.dumps({"experiment": experiment.name, "at_once": at_once, "plan": plans}))
+        return
+    columns = ("benchmark", "runs", "there", "to run", f"time, {at_once} at once", "data")
     output.print(table(f"{experiment.name}: {experiment.title}", columns, rows))
+    for name, users in missing.items():
+        tell(f"missing: {name} (for {', '.join(users)}); 'holdfast data {name}' fetches it, and so does the first run")
 
 
-def _span(missing: list[RunConfig], known: Results, jobs: int, device: str) -> str:
-    told = forecast(missing, known, jobs=jobs, device=device)
+def _span(told: Forecast, missing: list[RunConfig]) -> str:
     if not missing:
         return "nothing to do"
     if len(told.unknown) == len(missing):
-        return "not measured yet"
-    return duration(told.seconds) + (f" + {len(told.unknown)} runs not measured yet" if told.unknown else "")
+        return "not known"
+    guess = "about " if told.guessed else ""
+    return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")
 
 
 def _show(made: Table) -> None:
     """Show the table block by block, then how it agrees with the paper, and the claims."""
     tell(f"{made.experiment.title} ({made.experiment.source})", output)
-    for group in made.groups:
-        output.print(_block(made, group))
-    for block in derived_blocks(made):
-        rows = [(name, *(cell.ours for cell in cells)) for name, cells in block.rows]
-        output.print(table(block.title, ("", *block.columns), rows))
+    for block in (*blocks(made), *derived_blocks(made)):
+        output.print(_grid(block))
     agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
     tell(
         "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
         f"{agree} cells agree, {differ} differ, {undecided} are open, {missing} have no run. A cell agrees (✓) if the "
         "90 % interval of the difference of means lies inside ±2 points, or ±0.04 for probabilities. It differs (✗) if "
-        "the interval lies outside. Otherwise, and with fewer than 3 runs, it is open (?).",
+        "the interval lies outside, or if our runs scatter ten times as widely as the published ones. Otherwise, and "
+        "with fewer than 3 runs, it is open (?).",
         output,
     )
     for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
@@ -188,30 +279,24 @@ def _show(made: Table) -> None:
                 tell(f"  except {where}: {numbers}", output)
 
 
-def _block(made: Table, group: str) -> Grid:
-    rows = made.rows(group)
-    columns = [c for c in made.columns if any(made.at(group, row, c) for row in rows)]
-    grid = Grid("", *columns, title=group, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+def _grid(block: Block) -> Grid:
+    """A block for the terminal: our numbers above the published ones."""
+    grid = Grid("", *block.columns, title=block.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for column in grid.columns[1:]:
         column.justify = "right"
-    for row in rows:
-        grid.add_row(row, *(_text(made.at(group, row, column)) for column in columns))
-    taus = {rank.column: f"{rank.tau:.2f}" for rank in made.ranks if rank.group == group}
-    if taus:
+    for name, cells in block.rows:
+        grid.add_row(name, *map(_text, cells))
+    if block.footer:
         grid.add_section()
-        grid.add_row("tau", *(taus.get(column, "") for column in columns))
+        grid.add_row("tau", *block.footer)
     return grid
 
 
-def _text(verdict: Verdict | None) -> str:
+def _text(cell: CellText) -> str:
     """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
-    if verdict is None:
-        return ""
-    mark = {"agrees": "[green]✓[/green]", "differs": "[red]✗[/red]", "open": "?"}.get(verdict.status, " ")
-    short = f" ({verdict.n}/{verdict.wanted})" if 0 < verdict.n < verdict.wanted else ""
-    write = partial(plus_minus, decimals=verdict.measure.decimals, sign="±")
-    ours = (write(verdict.mean, verdict.std) or "-") + short
-    return ours if verdict.published is None else f"{ours}{mark}\n[dim]{write(*verdict.published[:2])}[/dim] "
+    color = {"agrees": "green", "differs": "red"}.get(cell.status, "none")
+    ours = f"{cell.ours} [{color}]{cell.mark}[/{color}]" if cell.status in JUDGED else cell.ours or cell.mark
+    return f"{ours}\n[dim]{cell.published}[/dim]" if cell.published else ours
 
 
 def _conclude(summary: SweepSummary) -> None:

@@ -26,22 +26,24 @@ from holdfast.learners import method_names, settings_for
 from holdfast.loggers import open_logger, watch
 from holdfast.methods import canonical
 from holdfast.registry import unknown_name
+from holdfast.report.text import duration
 from holdfast.sweep.runner import checkpoint_path
 from holdfast.training import Progress, run
+from holdfast.workload import expected_seconds
 
 __all__ = ["make_config"]
 
-OnStep = Callable[[Progress], None]
-
 MOST_THREADS = 1024  # PyTorch crashes where the system has no room for so many
+LONG = 300
+"""Seconds; a run that may take longer is announced."""
 
 
 @app.command("run")
 def run_command(
     benchmark: Annotated[str, typer.Argument(help="A benchmark; see 'holdfast list benchmarks'.")],
     method: Annotated[str, typer.Argument(help="A method; see 'holdfast list methods'.")],
-    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds.", show_default="200")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
+    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
     set_: Annotated[
@@ -54,11 +56,13 @@ def run_command(
     ] = None,
     data: DataRoot = None,
     out: Out = Path("runs"),
-    force: Annotated[bool, typer.Option(help="Run even if the result is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run even if the result is there already.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Save the state now and then, and continue from it.")
     ] = False,
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 60.0,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between checkpoints.", min=0, metavar="SECONDS")
+    ] = 60.0,
     log: Annotated[
         list[str] | None,
         typer.Option("--log", help="tensorboard:DIR, wandb:PROJECT or mlflow:DIR; may be repeated.", metavar="WHERE"),
@@ -78,23 +82,27 @@ def run_command(
     else:
         if state.exists():
             tell(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
+        if (expected := expected_seconds(config, target.type) or 0) > LONG:
+            where = "one core of a server" if target.type == "cpu" else "a large GPU"
+            tell(f"this run takes about {duration(expected)} on {where}" + ("" if resume else "; see --resume"))
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
-            with _loggers(log or [], config) as loggers, show_runs() as line:
+            with _watching(config, log or []) as on_step:
                 found = run(
                     config,
                     stream,
                     device=device,
                     threads=threads,
-                    on_step=_all([line(config.title), *loggers]),
+                    on_step=on_step,
                     checkpoint=state if resume else None,
                     every=checkpoint_every,
                 )
         except KeyboardInterrupt as stop:
-            tell(str(stop) or "stopped. Nothing of this run is saved; a run with --resume can be continued.")
+            again = f"holdfast {shlex.join(sys.argv[1:])}"
+            tell(str(stop) or f"stopped. Nothing of this run is saved. One that can be continued: {again} --resume")
             if resume and state.exists():
-                tell(f"To continue: holdfast {shlex.join(sys.argv[1:])}")
+                tell(f"To continue: {again}")
             raise typer.Exit(130) from None
         safe = _save(found, out)
     if safe:
@@ -144,27 +152,20 @@ def _save(result: results.RunResult, out: Path) -> bool:
 
 
 @contextmanager
-def _loggers(targets: list[str], config: RunConfig) -> Iterator[list[OnStep]]:
-    """A callback for every --log; raises before training if one of them cannot be written to."""
+def _watching(config: RunConfig, targets: list[str]) -> Iterator[Callable[[Progress], object]]:
+    """A callback that shows a run and logs it; raises before training if a target of --log cannot be written to."""
     name = f"{config.benchmark}-{config.method}-{config.fingerprint}"
-    with ExitStack() as opened:
+    with ExitStack() as opened, show_runs() as line:
         made = [opened.enter_context(open_logger(each, name=name, config=config.to_dict())) for each in targets]
-        yield [watch(logger) for logger in made]
-
-
-def _all(callbacks: list[OnStep]) -> OnStep:
-    def on_step(progress: Progress) -> None:
-        for each in callbacks:
-            each(progress)
-
-    return callbacks[0] if len(callbacks) == 1 else on_step
+        watchers: list[Callable[[Progress], object]] = [line(config.title), *map(watch, made)]
+        yield lambda progress: [each(progress) for each in watchers]
 
 
 def _summary(result: results.RunResult) -> Table:
     rows = [
         ("accuracy (%)", result.accuracy),
         ("Task-IL accuracy (%)", result.task_il_accuracy),
-        ("forward transfer", result.forward_transfer),
+        *([("forward transfer", result.forward_transfer)] if result.shares_classes else []),
         ("backward transfer", result.backward_transfer),
         ("forgetting", result.forgetting),
         ("steps/s", result.timing.get("steps_per_second")),

@@ -46,8 +46,8 @@ def tune_command(
         list[str] | None, typer.Option(help="Leave this one as it is; may be repeated.", metavar="NAME")
     ] = None,
     validation: Annotated[float, typer.Option(help="Share of each task's training samples to test on.")] = 0.1,
-    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds.", show_default="200")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random.", show_default="0")] = None,
+    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
     set_: Annotated[

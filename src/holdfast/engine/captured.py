@@ -26,6 +26,8 @@ class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     indices: Tensor
     """Where a replay looks for the samples of its step."""
+    offered: int
+    """How many samples a replay offers to the buffer."""
 
 
 class CapturedEngine(Engine):
@@ -86,7 +88,7 @@ class CapturedEngine(Engine):
             captured.indices.copy_(indices)
             captured.graph.replay()
             if buffer is not None:
-                buffer.recount(buffer.offered + len(indices))
+                buffer.recount(buffer.offered + captured.offered)
         else:
             self._first_steps(key, indices)
         self.log.steps += 1
@@ -132,4 +134,4 @@ class CapturedEngine(Engine):
             if buffer is not None:
                 buffer.recount(offered)
             raise
-        return _Graph(graph, static)
+        return _Graph(graph, static, 0 if buffer is None else buffer.offered - offered)

@@ -51,7 +51,10 @@ class LossLog:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where another log was; in place, since captured steps write to fixed addresses."""
-        self.steps = state["steps"]
+        steps = int(state["steps"])
+        if int(state["at"]) != steps % self.interval:
+            raise ValueError("the log of losses contradicts itself.")
+        self.steps = steps
         self._rows.copy_(state["rows"])
         self._at.copy_(state["at"])
 

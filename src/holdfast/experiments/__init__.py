@@ -1,7 +1,7 @@
 """The paper's tables and figures, each a grid of runs and how to read it.
 
     results = load_results(Path("runs"), Path("results"))     # by fingerprint; .skipped names what is no result
-    table = assess(EXPERIMENTS["table1"], results)            # or seeds=range(3) for exactly those
+    table = assess(find_experiment("table2"), results)        # or seeds=range(3) for exactly those
     for group in table.groups:                                # 'no buffer', 'buffer 200', 'buffer 500'
         for row in table.rows(group):                         # methods
             for column in table.columns:                      # benchmarks
@@ -16,6 +16,7 @@
     table.sources                                             # which paper printed what, where it is another one
     table.derived                                             # column -> row -> number (overview's gains), or {}
     claims(table.verdicts)                                    # Claim(name, statement, checks, published; .outcome)
+    trust([table])                                            # calibration and recency of the same runs, a Table
 
 The accuracy matrices of a cell are `[stored.result.matrix for stored in verdict.stored]`. Measures (MEASURES) give a
 label with the unit, the number of decimals, and whether higher is better.
@@ -25,9 +26,10 @@ An experiment of one's own: `register(Experiment(name, title, source, shows, cel
 
 from holdfast.analysis.claims import Check, Claim
 from holdfast.experiments import field, figures, tables  # noqa: F401 - importing them registers their experiments
-from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, register
+from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, find_experiment, register
 from holdfast.experiments.claims import claims
 from holdfast.experiments.measures import (
+    BY_CATEGORY,
     MEASURES,
     ROBUSTNESS,
     Measure,
@@ -38,9 +40,11 @@ from holdfast.experiments.measures import (
 from holdfast.experiments.published import Published, published
 from holdfast.experiments.statistics import kendall_tau
 from holdfast.experiments.stored import Results, Skipped, Stored, load_results
+from holdfast.experiments.trust import trust
 from holdfast.experiments.verdicts import JUDGED, Lean, Rank, Status, Table, Verdict, assess, judge
 
 __all__ = [
+    "BY_CATEGORY",
     "EXPERIMENTS",
     "JUDGED",
     "MEASURES",
@@ -64,10 +68,12 @@ __all__ = [
     "assess",
     "claims",
     "condensed",
+    "find_experiment",
     "judge",
     "kendall_tau",
     "load_results",
     "measure_robustness",
     "published",
     "register",
+    "trust",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.config import RunConfig
@@ -14,7 +15,7 @@ from holdfast.registry import Registry, unknown_name
 if TYPE_CHECKING:
     from holdfast.experiments.verdicts import Table
 
-__all__ = ["EXPERIMENTS", "SEEDS", "Cell", "Experiment", "register"]
+__all__ = ["EXPERIMENTS", "SEEDS", "Cell", "Experiment", "find_experiment", "register"]
 
 SEEDS = (0, 1, 2)
 """The paper averages over three seeds."""
@@ -58,16 +59,19 @@ class Experiment:
     name: str
     title: str
     source: str
-    """Where the paper has it, for instance 'Table 1'."""
+    """Where the paper has it, for instance 'Table 2'."""
     shows: str
     """One sentence: what is to be seen in it."""
     cells: tuple[Cell, ...]
-    figure: str = "table"
-    """How it is drawn best: table, bars (rows against columns), lines (columns are ordered), or matrices."""
+    figure: str = "differences"
+    """How it is drawn: differences (ours minus published), lines (its columns or rows are ordered), matrices, gains,
+    reliability, recency or robustness."""
     derive: Callable[[Table], Derived] | None = None
     """Numbers computed from the means, such as gains relative to ER; None where the cells say everything."""
     caveat: str = ""
     """What a reader must know before comparing ours with the published."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Names by the paper's numbers, such as figure4, each with the condition of `select` for that part of the cells."""
 
     def configs(self, seeds: Sequence[int] = SEEDS) -> list[RunConfig]:
         """Every run the experiment needs, each once (cells may share runs), seed by seed so that all cells fill."""
@@ -123,6 +127,26 @@ EXPERIMENTS: Registry[Experiment] = Registry("experiment")
 def register(experiment: Experiment) -> Experiment:
     """File an experiment under its name."""
     return EXPERIMENTS.register(experiment.name, f"{experiment.title} ({experiment.source})")(experiment)
+
+
+def find_experiment(name: str) -> Experiment:
+    """An experiment by its name, or by the paper's number of its table or figure: `table2`, `figure-4`, `Figure 4`.
+
+    `table1` keeps the meaning it always had here, the main table. The paper counts that as Table 2. Its own Table 1
+    lists the regularizers and has no number that could be reproduced, so that the name is free.
+    """
+    if name in EXPERIMENTS:
+        return EXPERIMENTS[name]
+    number = re.sub(r"[\W_]", "", name.lower())
+    if number in EXPERIMENTS:
+        return EXPERIMENTS[number]
+    if number == "figure2":
+        raise UsageError("the paper's Figure 2 is a drawing of the method; there is nothing to run.")
+    for experiment in EXPERIMENTS.values():
+        if number in experiment.numbers:
+            return experiment.select([experiment.numbers[number]])
+    known = [*EXPERIMENTS, *(each for experiment in EXPERIMENTS.values() for each in experiment.numbers)]
+    raise unknown_name("experiment", name, known)
 
 
 def _number(text: str) -> Any:

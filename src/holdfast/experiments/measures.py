@@ -15,7 +15,7 @@ from holdfast.devices import choose_device
 from holdfast.experiments.stored import Stored
 from holdfast.registry import Registry
 
-__all__ = ["MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
+__all__ = ["BY_CATEGORY", "MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
 
 BY_CATEGORY = {f"robust_{name}": name for name in CATEGORIES if name != "extra"}
 ROBUSTNESS = (*BY_CATEGORY, "mra")
@@ -45,6 +45,10 @@ class Measure:
         return stored.measures[self.name] if self.name in stored.measures else self.compute(stored)
 
 
+def _forward_transfer(stored: Stored) -> float:
+    return stored.result.forward_transfer if stored.result.shares_classes else nan
+
+
 def _ece(stored: Stored) -> float:
     found = stored.analysis and stored.analysis.calibration
     return found.ece if found else nan
@@ -66,7 +70,7 @@ MEASURES: Registry[Measure] = Registry("measure")
 for _measure in (
     Measure("accuracy", "accuracy (%)", POINTS, lambda stored: stored.result.accuracy),
     Measure("task_il_accuracy", "Task-IL accuracy (%)", POINTS, lambda stored: stored.result.task_il_accuracy),
-    Measure("forward_transfer", "forward transfer (points)", POINTS, lambda stored: stored.result.forward_transfer),
+    Measure("forward_transfer", "forward transfer (points)", POINTS, _forward_transfer),
     Measure("backward_transfer", "backward transfer (points)", POINTS, lambda stored: stored.result.backward_transfer),
     Measure(
         "forgetting", "forgetting (points)", POINTS, lambda stored: stored.result.forgetting, higher_is_better=False
@@ -75,7 +79,7 @@ for _measure in (
     Measure("recency_gap", "recency gap", SHARE, _recency_gap, higher_is_better=False, decimals=3),
     Measure(
         "last_task_probability",
-        "probability of the last task",
+        "p(last task)",
         SHARE,
         partial(_task_probability, -1),
         higher_is_better=False,
@@ -84,7 +88,7 @@ for _measure in (
     *(
         Measure(
             f"task_probability_{task + 1}",
-            f"probability of task {task + 1}",
+            f"p(task {task + 1})",
             SHARE,
             partial(_task_probability, task),
             decimals=3,

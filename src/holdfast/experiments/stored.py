@@ -15,7 +15,8 @@ from holdfast.analysis.runs import RunAnalysis, analyze_run
 from holdfast.analysis.store import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, read_json, validated, write_json
+from holdfast.results import RunResult
+from holdfast.schema import read_json, validated, write_json
 
 __all__ = ["MEASURES_FILE", "Results", "Skipped", "Stored", "load_results"]
 
@@ -23,7 +24,7 @@ MEASURES_FILE = "measures.json"
 """Beside a result.json: numbers of analyses that take long, by name of the measure."""
 
 OWN_FILES = (MEASURES_FILE, ANALYSIS, results.LOGITS, results.WEIGHTS)
-OWN_FOLDERS = ("failed",)
+OWN_FOLDERS = ("failed", "figures")
 NOT_OURS_TO_READ = (".html", ".md", ".csv", ".tex", ".svg", ".png", ".jsonl", ".toml", ".db")
 """Reports and studies may be written beside the results they show, and measurements of other kinds as JSON lines."""
 

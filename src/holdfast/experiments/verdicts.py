@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isnan, nan, sqrt
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from holdfast.experiments.base import Cell, Derived, Experiment
 from holdfast.experiments.measures import MEASURES, Measure
@@ -130,8 +130,7 @@ class Lean:
         return f"{start} ({shared}): the column lies {self.direction} the paper as a whole; compare methods within it"
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """How the order of the rows of one group and column agrees with the paper's."""
 
     group: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import forget_gradients, gradients_of
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
 
@@ -28,6 +28,7 @@ class AveragedGem(ReplayLearner):
 
     terms = ("current", "replay")
     learns_mixtures = True
+    takes_positions = True
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch, and that of a draw beside it."""

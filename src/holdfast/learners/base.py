@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +16,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
-from holdfast.buffer import BalancedReservoir, Buffer, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.head import Head
-from holdfast.learners.losses import Losses, Offer, widen
+from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
-from holdfast.learners.options import Options, ReplayOptions, check_class_weights, check_sizes, complete, describe
-from holdfast.learners.saving import load_state, state_of
+from holdfast.learners.options import Options, check_class_weights, complete, describe
+from holdfast.learners.positions import Positions
+from holdfast.learners.saving import load_state, state_of, without_frozen
 from holdfast.learners.transaction import Transaction, check_finite, check_model
-from holdfast.methods import LEARNERS, REGULARIZERS, method_names
 from holdfast.models import GroupedForward
 from holdfast.nested import Nested, concat, rows
 from holdfast.ranks import Ranks
-from holdfast.registry import unknown_name
 from holdfast.rng import generator as seeded_generator
 
-__all__ = ["Learner", "Parts", "ReplayLearner", "make_learner", "settings_for", "settings_of"]
+if TYPE_CHECKING:
+    from holdfast.learners.making import Parts
+
+__all__ = ["Learner"]
 
 
 class Learner:
@@ -70,15 +70,17 @@ class Learner:
     """Whether its head may grow. Methods with copies of the network, or with state for each class, are fixed."""
     uses_parameters: ClassVar[bool] = False
     """Whether the method computes with the model's parameters or their gradients. Engines then train no copy."""
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     """Whether a step is graph-safe. If not, it runs eagerly on a GPU, and may wait for values from the device."""
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     learns_mixtures: ClassVar[bool] = False
     """Whether `augment` may change targets: the method calls `show`, and compares outputs with nothing but them."""
+    takes_positions: ClassVar[bool] = False
+    """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
-    buffer: Buffer | None = None
+    buffer: Reservoir | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -100,11 +102,6 @@ class Learner:
         self.augment: View = given["augment"] or (lambda x: x)
         self.changes_targets = takes_targets(self.augment)
         """Whether `augment` gets and returns targets as well."""
-        if self.changes_targets and not self.learns_mixtures:
-            raise UsageError(
-                f"{type(self).__name__} needs outputs for each sample alone: its augment cannot change targets. "
-                "Give a function of the inputs alone, or use ExperienceReplay."
-            )
         self.loss, self.clip, self.seed, self.validate = given["loss"], given["clip"], given["seed"], given["validate"]
         self.precision = given["precision"]
         weights = given["class_weights"]
@@ -112,11 +109,6 @@ class Learner:
         self.scheduler: Scheduler | None = by_step(given["scheduler"])
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
-        if given["head"] is not None and not self.grows:
-            raise UsageError(
-                f"the head of {type(self).__name__} cannot grow: leave out head=, and give the model as many outputs "
-                "as there will be classes."
-            )
         if given["head"] is not None and self.ranks is not None:
             raise UsageError(
                 "a model in DistributedDataParallel cannot grow its head: it would not notice the new parameters. "
@@ -124,7 +116,13 @@ class Learner:
             )
         self.head = None if given["head"] is None else Head(self.model, given["head"], optimizer)
         self.on_grow = given["on_grow"]
-        self.labelled = self.loss is None or self.head is not None
+        self.positions = None if given["class_dim"] is None else Positions(given["class_dim"], given["mask"])
+        """Where outputs have classes at many positions of a sample; None if they are (samples, classes)."""
+        if self.positions is not None:
+            self.capturable = False  # how many positions count is known to the device alone
+        self.call = given["call"] or (_by_keywords if _is_pretrained(self.model) else None)
+        self.take_outputs = given["outputs"]
+        self.labelled = self.loss is None or self.head is not None or self.positions is not None
         """Whether targets are class labels, and not something that only a loss of one's own understands."""
         self._groups = GroupedForward(self.model)
         self._transaction = Transaction(self)
@@ -152,6 +150,7 @@ class Learner:
 
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
         """
+        self._transaction.check_caller()
         losses = self.losses(x, y)
         self.descend(losses)
         self.commit(losses)
@@ -175,7 +174,8 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        gradients = self.backward(losses)
+        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
+            gradients = self.backward(losses)
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
         (optimizer or self.optimizer).step()
@@ -201,10 +201,11 @@ class Learner:
 
     def show(self, inputs: Sequence[Nested], targets: Sequence[Nested]) -> tuple[Nested, Nested]:
         """The view of these inputs as one minibatch, and its targets, which `augment` may have changed."""
+        wanted = [self.targets(x, y) for x, y in zip(inputs, targets, strict=True)]
         if self.changes_targets:
-            view, changed = self.augment(concat(inputs), concat(targets))  # new memory: it may work in place
+            view, changed = self.augment(concat(inputs), concat(wanted))  # new memory: it may work in place
             return view, changed
-        return self.view(*inputs), targets[0] if len(targets) == 1 else concat(targets)
+        return self.view(*inputs), wanted[0] if len(wanted) == 1 else concat(wanted)
 
     def learn_alone(self, x: Nested, y: Nested) -> tuple[Tensor, Tensor]:
         """The outputs for a minibatch, which are checked against its labels, and its loss."""
@@ -213,28 +214,34 @@ class Learner:
         self.check_labels(y, outputs)
         return outputs, self.criterion(outputs, targets)
 
-    def forward(self, view: Nested, network: Callable[[Any], Tensor] | None = None) -> Tensor:
+    def forward(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
         """The outputs for a view, in float32 or wider; of another `network` than the learner's, if one is given."""
         try:
             with self.autocast():
-                outputs: Tensor = (network or self.network)(view)
+                return widen(self.answer(view, network))
         except (RuntimeError, ValueError) as error:
             self._transaction.explain(error, view)
+
+    def answer(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
+        """What a network answers, called as the options `call` and `outputs` say."""
+        network = network or self.network
+        returned = network(view) if self.call is None else self.call(network, view)
+        outputs = returned if self.take_outputs is None else self.take_outputs(returned)
         if not isinstance(outputs, Tensor):
-            self.refuse(
-                UsageError(
-                    f"the model returns a {type(outputs).__name__}; a learner needs one tensor. "
-                    "Wrap the model in a module that returns the outputs alone."
-                )
+            outputs = getattr(outputs, "logits", None)
+        if not isinstance(outputs, Tensor):
+            raise UsageError(
+                f"the model returns a {type(returned).__name__}; a learner needs one tensor. "
+                "Say where it is, as in outputs=lambda returned: returned['scores']."
             )
-        return widen(outputs)
+        return outputs
 
     def forward_groups(self, *inputs: Nested, widened: bool = True) -> list[Tensor]:
         """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
         views = self.view(*inputs)
         try:
             with self.autocast():
-                outputs = self._groups(views, [rows(part) for part in inputs], self.network)
+                outputs = self._groups(views, [rows(part) for part in inputs], self.answer)
         except (RuntimeError, ValueError) as error:
             self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
@@ -246,10 +253,14 @@ class Learner:
 
     def criterion(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The mean loss of a minibatch: cross-entropy, or the loss that was given instead."""
-        if self.loss is not None:
-            return self.loss(outputs, targets)
-        weights = self.class_weights
-        return F.cross_entropy(outputs, targets, None if weights is None else weights.to(outputs.dtype))
+        weights = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
+        if self.positions is not None:
+            return self.positions.mean(outputs, targets, self.loss, weights)
+        return F.cross_entropy(outputs, targets, weights) if self.loss is None else self.loss(outputs, targets)
+
+    def targets(self, x: Nested, y: Nested) -> Nested:
+        """The targets of a loss; -100 where the learner's mask says that a position does not count."""
+        return y if self.positions is None else self.positions.labels(x, y)
 
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
         """Refuse labels that name none of the outputs. Call it before cross-entropy of the current minibatch."""
@@ -326,17 +337,21 @@ class Learner:
         """
         load_state(self, state)
 
-    def save(self, path: Path | str, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: Path | str, extra: Mapping[str, Any] | None = None, *, trainable_only: bool = False) -> None:
         """Write a checkpoint that replaces the one in the file `path` once it is whole.
 
         `extra` is saved with it: the position in the stream, metrics; numbers, texts, tensors, and dicts and lists of
         them. A model that is broken, see `check_finite`, raises and does not replace one that was not. Of several
         ranks, the first writes the whole; all return once it is there. Of a buffer in a folder, the checkpoint lists
         the rows it consists of; the folder retains those of the last checkpoint written or loaded, and of no other.
+
+        With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
+        them already, and refuses one whose frozen weights have other names or shapes.
         """
         with self.together("check the model"):
             self.check_finite()
-        state = {"learner": self.state_dict(), "extra": dict(extra or {})}
+        own = self.state_dict()
+        state = {"learner": without_frozen(self, own) if trainable_only else own, "extra": dict(extra or {})}
         with self.together("save a checkpoint"):
             if self.ranks is None or self.ranks.rank == 0:
                 checkpoint.write(Path(path), "learner", state)
@@ -390,127 +405,10 @@ class Learner:
         )
 
 
-class ReplayLearner(Learner):
-    """Base of learners that store samples. Most of them draw `replay_size` stored samples in each step, see `draw`."""
-
-    needs_buffer = True
-    draws: ClassVar[bool] = True
-    """Whether a step draws samples, so that there is a `replay_size`."""
-    stores_outputs: ClassVar[bool] = False
-    """Whether samples are stored with the outputs that the network had for them."""
-    chooses: ClassVar[bool] = False
-    """Whether the method chooses itself what to store, so that the buffer can have no policy."""
-    buffer: Buffer
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[ReplayOptions]) -> None:
-        if "buffer_size" not in options:
-            raise UsageError(f"{type(self).__name__} needs a buffer size, for instance buffer_size=200.")
-        size, storage = options.pop("buffer_size"), options.pop("storage", "device")
-        generator, balanced = options.pop("generator", None), options.pop("balanced", False)
-        policy, padding = options.pop("buffer_policy", "reservoir"), options.pop("padding", None)
-        self.replay_size = options.pop("replay_size", None)
-        super().__init__(model, optimizer, **cast(Options, options))
-        self.padding = None if padding is None else dict(padding)
-        """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
-        check_sizes(replay_size=self.replay_size)
-        if self.chooses and (balanced or policy != "reservoir"):
-            raise UsageError(f"{type(self).__name__} chooses its samples itself: leave out balanced and buffer_policy.")
-        if self.replay_size is not None and not self.draws:
-            raise UsageError(f"{type(self).__name__} draws no samples: leave out replay_size.")
-        if balanced and (self.ranks is not None or policy != "reservoir"):
-            raise UsageError(
-                "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."
-            )
-        if self.ranks is None:
-            generator = generator or seeded_generator(self.seed, "buffer", self.device)
-            kind = BalancedReservoir if balanced else partial(Reservoir, policy=policy)
-            self.buffer = kind(size, generator=generator, storage=storage, padding=padding)
-        else:
-            self.buffer = ShardedReservoir(
-                size,
-                ranks=self.ranks,
-                generator=generator or seeded_generator(self.seed, "buffer"),
-                device=self.device,
-                storage=storage,
-                policy=policy,
-                padding=padding,
-            )
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The draw has the size of a run's replay batch."""
-        return {"replay_size": config.replay_size} if cls.draws else {}
-
-    def draw(self, y: Nested) -> Draw:
-        """The stored samples that are replayed beside a minibatch with these targets."""
-        return self.buffer.sample(self.replay_size or rows(y))
-
-    def offer(self, x: Nested, y: Nested, outputs: Tensor) -> Offer | None:
-        """What the buffer is offered of a minibatch: the inputs as they came, and the outputs that their view had."""
-        return Offer(x, y, outputs.detach() if self.stores_outputs else None)
-
-    def losses_alone(self, x: Nested, y: Nested) -> Losses:
-        """The loss of the minibatch alone: what a step descends while nothing is stored."""
-        outputs, loss = self.learn_alone(x, y)
-        return Losses(loss, current=loss, offer=self.offer(x, y, outputs))
-
-    def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
-        """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.
-
-        The samples that remain are a uniform sample of the rest of the stream, and stay one. See `Reservoir.forget`. In
-        files of a folder, the dropped samples stay until they are overwritten after the next `save`.
-        """
-        return self.buffer.forget(where)
-
-    def forget_all(self) -> None:
-        """Empty the buffer, which then fills up with what comes next: right when the rule to learn has changed."""
-        self.buffer.forget_all()
+def _is_pretrained(model: nn.Module) -> bool:
+    """Whether this is a model of transformers, or one that peft put its layers into; neither is imported."""
+    return any(kind.__name__ in ("PreTrainedModel", "PeftModel", "PeftMixedModel") for kind in type(model).__mro__)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a run hands to the learner it makes."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    view: View
-    generator: torch.Generator
-    """On the device of the run; decides what the buffer stores and draws."""
-    network: Callable[[Any], Tensor] | None = None
-    """What computes the model's outputs in a step, if it is not the model."""
-    scheduler: Scheduler | None = None
-
-
-def settings_of(learner: type[Learner]) -> dict[str, Parameter]:
-    """The settings of a method by name: the keyword arguments of its constructor that have a default."""
-    parameters = list(signature(learner.__init__).parameters.values())
-    if issubclass(learner, ReplayLearner) and learner.draws:
-        parameters.append(Parameter("replay_size", Parameter.KEYWORD_ONLY, default=None))
-    return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is not each.empty}
-
-
-def settings_for(config: RunConfig) -> dict[str, Any]:
-    """The settings of a run's method that no other field of its config decides, by name, with their defaults."""
-    learner = _learner_named(config.method)
-    decided, own = learner.arguments(config), settings_of(learner).items()
-    shared = {"balanced": False} if learner.needs_buffer else {}
-    return {name: each.default for name, each in own if name not in decided} | shared
-
-
-def make_learner(config: RunConfig, parts: Parts) -> Learner:
-    """The learner for `config.method`: one registered under that name, or consistency replay with that regularizer."""
-    learner, known = _learner_named(config.method), list(settings_for(config))
-    for name, _ in config.settings:
-        if name not in known:
-            raise unknown_name(f"setting of {config.method}", name, known)
-    for name, _ in config.options:
-        if "options" not in learner.arguments(config):
-            raise UsageError(f"{config.method} has no regularizer, and so no option regularizer.{name}.")
-    return learner.from_config(config, parts)
-
-
-def _learner_named(method: str) -> type[Learner]:
-    if method not in LEARNERS and method not in REGULARIZERS:
-        raise unknown_name("method", method, method_names())
-    learner: type[Learner] = LEARNERS.get(method, LEARNERS["consistency"])
-    return learner
+def _by_keywords(network: Callable[..., Any], view: Nested) -> Any:
+    return network(**view) if isinstance(view, Mapping) else network(view)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, concat
 from holdfast.rng import generator
@@ -71,8 +71,8 @@ class ClsEr(ReplayLearner):
         """Cross-entropy of the minibatch and a draw together, and the distance to the better average on the draw."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        view, drawn = self.view(x), self.draw(y)
-        replayed = self.view(drawn.x)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
+        view, replayed = self.view(x), self.view(drawn.x)
         consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))
         outputs = self.forward(concat([view, replayed]))
         self.check_labels(y, outputs)

@@ -13,17 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.base import Learner, ReplayLearner
+from holdfast.learners.answers import TopK
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure
 from holdfast.registry import unknown_name
-from holdfast.regularizers import REGULARIZERS, Regularizer
+from holdfast.regularizers import REGULARIZERS, Regularizer, kind_of, name_of
 
-__all__ = ["ConsistencyReplay", "check_width"]
+__all__ = ["ConsistencyReplay"]
 
 
 @LEARNERS.register("consistency", "experience replay with consistency regularization")
@@ -49,6 +50,7 @@ class ConsistencyReplay(ReplayLearner):
     """
 
     stores_outputs = True
+    takes_positions = True
 
     def __init__(
         self,
@@ -65,8 +67,17 @@ class ConsistencyReplay(ReplayLearner):
     ) -> None:
         super().__init__(model, optimizer, **shared)
         self.regularizer = _bound(regularizer, options or {})
+        self.kind = kind_of(self.regularizer)
+        """What the regularizer compares."""
+        if self.kind == "batch" and isinstance(self.answers, TopK):
+            raise UsageError(
+                f"{name_of(self.regularizer)} compares rows or classes with each other, of which TopK stores a part: "
+                "use another regularizer, or store whole outputs."
+            )
         check_weights(alpha=alpha, beta=beta)
         check_sizes(consistency_size=consistency_size)
+        if consistency_size is not None and self.replay is not None:
+            raise UsageError("replay says how many samples are drawn for both terms: leave out consistency_size.")
         self.alpha, self.beta, self.consistency_size = alpha, beta, consistency_size
         if batchnorm not in ("apart", "together"):
             raise unknown_name("batchnorm", batchnorm, ["apart", "together"])
@@ -88,20 +99,34 @@ class ConsistencyReplay(ReplayLearner):
             "options": {},
         }
 
+    def answers_for(self, outputs: Tensor) -> Nested:
+        """What is stored of outputs; refused if the regularizer would take several positions for one row of logits."""
+        if outputs.dim() > 2 and self.positions is None and self.kind != "numbers":
+            self.refuse(
+                UsageError(
+                    f"{name_of(self.regularizer)} compares logits (samples, classes), but the model's outputs have "
+                    f"shape {tuple(outputs.shape)}: say where the classes are, as in class_dim=-1, or use l1, l2, linf "
+                    "or mse."
+                )
+            )
+        return super().answers_for(outputs)
+
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The three terms: the minibatch, draw 1 with its stored outputs, draw 2 with its labels."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        draw1 = self.buffer.sample(self.consistency_size or rows(y))
-        draw2 = self.draw(y)
-        inputs = x, draw1.x, draw2.x
+        draws = [] if self.replay is not None else [self.buffer.sample(self.consistency_size or rows(y))]
+        x, y, draws = self.align(x, y, *draws, self.draw(y))
+        draw1, draw2 = draws[0], draws[-1]  # the same, if `replay` says how many there are
+        inputs = x, *(each.x for each in draws)
         if self.batchnorm == "apart":
-            outputs, now, replayed = self.forward_groups(*inputs, widened=False)
+            outputs, *answers = self.forward_groups(*inputs, widened=False)
         else:
-            outputs, now, replayed = split(self.forward(self.view(*inputs)), [rows(part) for part in inputs])
+            outputs, *answers = split(self.forward(self.view(*inputs)), [rows(part) for part in inputs])
         self.check_labels(y, outputs)
-        then = check_width(self, now, draw1.logits)
-        losses, logits = self.objective(outputs, y, now, then, replayed, draw2.y)
+        now, then = self.compare(answers[0], draw1, self.kind)
+        labels = self.targets(draw2.x, draw2.y)
+        losses, logits = self.objective(outputs, self.targets(x, y), now, then, answers[-1], labels)
         total, current, replay, consistency = losses
         offer = self.offer(x, y, logits)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
@@ -117,28 +142,8 @@ class ConsistencyReplay(ReplayLearner):
         outputs, now, replayed = widen(outputs), widen(now), widen(replayed)
         current = self.criterion(outputs, y)
         replay = self.criterion(replayed, labels)
-        consistency = self.regularizer(_rows(now), _rows(then))
+        consistency = self.regularizer(_rows(now), _rows(then)) if len(now) else now.sum()
         return (current + self.alpha * replay + self.beta * consistency, current, replay, consistency), outputs
-
-
-def check_width(learner: Learner, outputs: Tensor, stored: Tensor | None) -> Tensor:
-    """The stored outputs; the model must still have as many as when they were made."""
-    if stored is None:
-        learner.refuse(
-            UsageError(
-                "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
-                "give this learner a buffer of its own."
-            )
-        )
-    if outputs.shape != stored.shape:
-        now, then = ("x".join(map(str, each.shape[1:])) for each in (outputs, stored))
-        learner.refuse(
-            UsageError(
-                f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner "
-                'after changing the head, or let the learner change it, with head="classifier" or what its name is.'
-            )
-        )
-    return stored
 
 
 def _rows(outputs: Tensor) -> Tensor:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.config import RunConfig
-from holdfast.learners.base import ReplayLearner
-from holdfast.learners.consistency import check_width
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
 
@@ -36,6 +35,7 @@ class DarkReplay(ReplayLearner):
 
     terms = ("current", "consistency")
     stores_outputs = True
+    takes_positions = True
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, beta: float = 0.5, **shared: Unpack[ReplayOptions]
@@ -53,10 +53,15 @@ class DarkReplay(ReplayLearner):
         """The loss of the minibatch, and the distance of the draw's outputs from the stored ones."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        drawn = self.draw(y)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
         outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
-        current = self.criterion(outputs, y)
-        consistency = F.mse_loss(now, check_width(self, now, drawn.logits))
+        current = self.criterion(outputs, self.targets(x, y))
+        now, then = self.compare(now, drawn)
+        consistency = self.distance(now, then) if len(now) else now.sum()
         total = current + self.beta * consistency
         return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs))
+
+    def distance(self, now: Tensor, then: Tensor) -> Tensor:
+        """How far outputs (rows, classes) are from where they were."""
+        return F.mse_loss(now, then)

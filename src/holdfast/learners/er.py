@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.config import RunConfig
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure
@@ -27,8 +27,9 @@ class ExperienceReplay(ReplayLearner):
     loss = (B * CE(minibatch) + alpha * R * CE(draw)) / (B + R), with B samples observed and R drawn
 
     A `loss` given in place of cross-entropy, or cross-entropy with `class_weights`, takes the place of CE: each is a
-    mean over its part, and the parts count by their sizes. Unlike in `ConsistencyReplay`, the two share BatchNorm
-    statistics: they are one batch. Stored inputs are augmented anew for every draw.
+    mean over its part, and the parts count by their sizes; with `class_dim`, B and R are supervised positions. Unlike
+    in `ConsistencyReplay`, the two share BatchNorm statistics: they are one batch. Stored inputs are augmented anew for
+    every draw.
 
     Options of this learner:
 
@@ -37,6 +38,7 @@ class ExperienceReplay(ReplayLearner):
 
     terms = ("current", "replay")
     learns_mixtures = True
+    takes_positions = True
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, alpha: float = 1.0, **shared: Unpack[ReplayOptions]
@@ -52,12 +54,9 @@ class ExperienceReplay(ReplayLearner):
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The mean over the minibatch and a draw."""
-        inputs, targets = [x], [y]
-        if self.buffer.stored:
-            drawn = self.draw(y)
-            inputs.append(drawn.x)
-            targets.append(drawn.y)
-        view, wanted = self.show(inputs, targets)
+        draws = [self.draw(y)] if self.buffer.stored else []
+        x, y, draws = self.align(x, y, *draws)
+        view, wanted = self.show([x, *(each.x for each in draws)], [y, *(each.y for each in draws)])
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         total, *terms = self.objective(outputs, wanted, rows(y))
@@ -67,7 +66,8 @@ class ExperienceReplay(ReplayLearner):
     def objective(self, outputs: Tensor, targets: Nested, observed: int) -> tuple[Tensor, ...]:
         """The loss, its term for the first `observed` rows, and its term for the replayed rows if there are any."""
         replayed = len(outputs) - observed
-        if self.loss is not None or self.class_weights is not None or self.changes_targets:
+        plain = self.loss is None and self.class_weights is None and self.positions is None
+        if not plain or self.changes_targets:
             return self._weighed(split(outputs, [observed, replayed]), split(targets, [observed, replayed]))
         logs = outputs.log_softmax(dim=1)
         if self.alpha == 1:
@@ -83,9 +83,9 @@ class ExperienceReplay(ReplayLearner):
 
     def _weighed(self, outputs: list[Tensor], targets: list[Nested]) -> tuple[Tensor, ...]:
         """The loss from its mean over the minibatch and over the draw."""
-        observed, replayed = map(len, outputs)
         current = self.criterion(outputs[0], targets[0])
-        if not replayed:
+        if not len(outputs[1]):
             return current, current
+        observed, replayed = map(len, outputs) if self.positions is None else map(self.positions.weight, targets)
         replay = self.criterion(outputs[1], targets[1])
         return (observed * current + self.alpha * replayed * replay) / (observed + replayed), current, replay

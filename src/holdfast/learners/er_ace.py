@@ -11,10 +11,10 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs
 from holdfast.nested import Nested
@@ -41,7 +41,7 @@ class AsymmetricReplay(ReplayLearner):
         """Cross-entropy of the minibatch over its classes and new ones, and of a draw over all."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        drawn = self.draw(y)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
         outputs, replayed = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         absent = self.seen.index_fill(0, y, False)

@@ -7,17 +7,14 @@ terms are descended in one step.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.config import RunConfig
-from holdfast.learners.base import ReplayLearner
-from holdfast.learners.consistency import check_width
-from holdfast.learners.losses import Losses
+from holdfast.learners.der import DarkReplay
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.options import ReplayOptions
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
 
@@ -28,7 +25,7 @@ CHUNK = 128
 
 
 @LEARNERS.register("fdr", "FDR: the probabilities on samples of ended tasks stay where they were")
-class FunctionDistance(ReplayLearner):
+class FunctionDistance(DarkReplay):
     """Cross-entropy, and the distance from the probabilities that stored samples had when their task ended.
 
     loss = CE(minibatch) + beta * mean over a draw of |softmax(outputs now) - softmax(outputs then)|_2
@@ -42,36 +39,23 @@ class FunctionDistance(ReplayLearner):
     """
 
     needs_boundaries = True
-    terms = ("current", "consistency")
+    takes_positions = False
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, beta: float = 1.0, **shared: Unpack[ReplayOptions]
     ) -> None:
-        super().__init__(model, optimizer, **shared)
-        check_weights(beta=beta)
-        self.beta = beta
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The weight is that of a run's consistency term."""
-        return {**super().arguments(config), "beta": config.beta}
+        super().__init__(model, optimizer, beta=beta, **shared)
 
     def offer(self, x: Nested, y: Nested, outputs: Tensor) -> None:
         """Nothing before the task ends."""
 
-    def compute_losses(self, x: Nested, y: Nested) -> Losses:
-        """The loss of the minibatch, and the distance on a draw."""
-        if not self.buffer.stored:
-            return self.losses_alone(x, y)
-        drawn = self.draw(y)
-        outputs, now = self.forward_groups(x, drawn.x)
-        self.check_labels(y, outputs)
-        current, then = self.criterion(outputs, y), check_width(self, now, drawn.logits)
-        consistency = torch.linalg.vector_norm(now.softmax(1) - then.softmax(1), dim=1).mean()
-        return Losses(current + self.beta * consistency, current=current, consistency=consistency)
+    def distance(self, now: Tensor, then: Tensor) -> Tensor:
+        """The mean distance of the probabilities."""
+        distances: Tensor = torch.linalg.vector_norm(now.softmax(1) - then.softmax(1), dim=1)
+        return distances.mean()
 
     @torch.no_grad()
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Offer the task's samples to the buffer, with the outputs of the network as it is now."""
         for inputs, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-            self.buffer.add(inputs, labels, self.forward(self.view(inputs)))
+            self.buffer.add(inputs, labels, self.answers_for(self.forward(self.view(inputs))))

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, forget_gradients, gradients_of
 from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
 from holdfast.rng import generator

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
-from holdfast.learners.base import ReplayLearner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.lwf import check_begun
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
+from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs, evaluating, features
 from holdfast.nested import Nested, concat

@@ -11,11 +11,12 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from holdfast.augment import View
+from holdfast.augment import View, takes_targets
 from holdfast.config import PRECISIONS
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Loss
 from holdfast.learners.optimizers import Scheduler
+from holdfast.learners.positions import Mask
 from holdfast.registry import unknown_name
 
 __all__ = [
@@ -38,6 +39,16 @@ class Options(TypedDict, total=False):
     loss: a function (outputs, targets) -> mean over samples, in place of cross-entropy. Targets are then whatever it
         understands, with one row per sample: numbers, masks, dicts of tensors. With `head`, they are class labels.
         Default: cross-entropy.
+    class_dim: where the outputs have their classes, if a sample has classes at many positions: -1 for tokens (samples,
+        positions, classes), 1 for pixels (samples, classes, height, width). Labels then have a row per sample and one
+        number per position, -100 where nothing is supervised. Losses are means over the supervised positions, and a
+        regularizer compares rows of one position each. Default: outputs are (samples, classes).
+    mask: a function (inputs as stored, labels) -> which positions count, of the labels' shape, bool; with class_dim.
+        Unsupervised positions that count are compared by a regularizer. Default: the supervised positions.
+    call: a function (model, view) -> what the model returns. Default: model(view), and model(**view) for a
+        PreTrainedModel of transformers, or of peft, and a dict.
+    outputs: a function from what the model returns to its outputs, as in lambda returned: returned.scores. Default:
+        what it returns, or the `logits` of that.
     class_weights: cross-entropy's weights, one positive number per class. Default: 1 each.
     clip: upper limit for the norm of the whole gradient. Default: no limit.
     scheduler: any of torch.optim.lr_scheduler, or one with step_update(number of updates) as those of timm; it steps
@@ -58,6 +69,10 @@ class Options(TypedDict, total=False):
 
     augment: View | None
     loss: Loss | None
+    class_dim: int | None
+    mask: Mask | None
+    call: Callable[[Any, Any], Any] | None
+    outputs: Callable[[Any], Tensor] | None
     class_weights: Tensor | Sequence[float] | None
     clip: float | None
     scheduler: Scheduler | None
@@ -82,7 +97,12 @@ class ReplayOptions(Options, total=False):
         Default: "device".
     padding: for samples that differ in length, the tensors that vary along dimension 1 and what short ones are filled
         up with, as in {"input_ids": 0, "y": -100}; see `Reservoir`. Default: None, all samples have one shape.
+    answers: what is stored of outputs, where a method stores them: a type such as torch.bfloat16; holdfast.TopK(20) for
+        the 20 largest of each position, which needs `class_dim`; or a pair of functions (encode, decode) of tensors
+        with one row per sample. Default: the outputs as they are.
     replay_size: samples drawn per step; GEM draws none. Default: as many as observed.
+    replay: the same as a share of the minibatch, and at least 1 sample. In `ConsistencyReplay`, one draw then serves
+        both terms. Default: None, the number is `replay_size`.
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
 
@@ -91,27 +111,17 @@ class ReplayOptions(Options, total=False):
     buffer_policy: str
     storage: str | Path
     padding: Mapping[str, float] | None
+    answers: Any
     replay_size: int | None
+    replay: float | None
     generator: torch.Generator | None
 
 
-DEFAULTS: Options = {
-    "augment": None,
-    "loss": None,
-    "class_weights": None,
-    "clip": None,
-    "scheduler": None,
-    "head": None,
-    "on_grow": None,
-    "precision": "float32",
-    "validate": True,
-    "seed": 0,
-    "network": None,
-}
+DEFAULTS = dict.fromkeys(Options.__annotations__) | {"precision": "float32", "validate": True, "seed": 0}
 
 
-def complete(options: Mapping[str, Any], learner: type) -> Options:
-    """All options with a value, those not given with their default; unknown names and wrong values raise."""
+def complete(options: Mapping[str, Any], learner: Any) -> Options:
+    """All options of a learner with a value, those not given with their default; unknown and unfit ones raise."""
     own = [name for name, each in signature(learner).parameters.items() if each.kind is each.KEYWORD_ONLY]
     for name in options:
         if name not in DEFAULTS:
@@ -119,12 +129,34 @@ def complete(options: Mapping[str, Any], learner: type) -> Options:
     full = cast(Options, {**DEFAULTS, **options})
     if full["precision"] not in PRECISIONS:
         raise unknown_name("precision", full["precision"], list(PRECISIONS))
-    if full["loss"] is not None and full["class_weights"] is not None:
-        raise UsageError("class_weights belong to cross-entropy; with a loss of your own, leave them out.")
     clip = full["clip"]
     if clip is not None and not (math.isfinite(clip) and clip > 0):
         raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
+    if full["loss"] is not None and full["class_weights"] is not None:
+        raise UsageError("class_weights belong to cross-entropy; with a loss of your own, leave them out.")
+    if full["class_dim"] is not None and full["head"] is not None:
+        raise UsageError("a head with classes at many positions cannot grow: leave out head= or class_dim=.")
+    if full["mask"] is not None and full["class_dim"] is None:
+        raise UsageError("mask says which positions count: give class_dim as well, which says where the classes are.")
+    _check_method(learner, full)
     return full
+
+
+def _check_method(learner: Any, options: Options) -> None:
+    """Raise if a method cannot do what an option asks for."""
+    name = learner.__name__
+    if options["augment"] is not None and takes_targets(options["augment"]) and not learner.learns_mixtures:
+        raise UsageError(
+            f"{name} needs outputs for each sample alone: its augment cannot change targets. Give a function of the "
+            "inputs alone, or use ExperienceReplay."
+        )
+    if options["head"] is not None and not learner.grows:
+        raise UsageError(
+            f"the head of {name} cannot grow: leave out head=, and give the model as many outputs as there will be "
+            "classes."
+        )
+    if options["class_dim"] is not None and not learner.takes_positions:
+        raise UsageError(f"{name} needs outputs (samples, classes): leave out class_dim.")
 
 
 def describe(learner: type, buffered: bool) -> str:

@@ -17,7 +17,7 @@ from holdfast.rng import check_globally, global_generators, global_state, restor
 if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
-__all__ = ["load_state", "state_of"]
+__all__ = ["load_state", "state_of", "without_frozen"]
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
@@ -46,10 +46,29 @@ def load_state(learner: Learner, state: dict[str, Any]) -> None:
     for name, part in _parts(learner).items():
         # A copy: torch.optim keeps the tensors it is given, which may be another learner's own.
         part.load_state_dict(state[name] if name == "buffer" else deepcopy(state[name]["state"]))
-    learner.model.load_state_dict(state["model"])
+    learner.model.load_state_dict(state["model"], strict="frozen" not in state)
     for name, each in learner.extra_state().items():
         _restore(each, state["extra"][name])
     _restore_generators(learner, state)  # last, because loading may draw from the global ones
+
+
+def without_frozen(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
+    """The learner's state without its frozen weights; "frozen" says which those are, and their shapes."""
+    frozen = _frozen(learner.model)
+    return state | {
+        "model": {name: each for name, each in state["model"].items() if name not in frozen},
+        "frozen": frozen,
+    }
+
+
+def _frozen(model: nn.Module) -> dict[str, str]:
+    """The shape of each weight that no gradient reaches, by its name."""
+    weights = model.state_dict(keep_vars=True).items()
+    return {
+        name: str(tuple(each.shape))
+        for name, each in weights
+        if isinstance(each, nn.Parameter) and not each.requires_grad
+    }
 
 
 def _parts(learner: Learner) -> dict[str, Any]:
@@ -126,16 +145,35 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
     check_globally(state["global"], learner.device)
     if learner.buffer is not None:
         learner.buffer.check_state(state["buffer"])
-    _check_model(learner, state["model"])
+        labels = dict(zip(state["buffer"]["names"], state["buffer"]["columns"], strict=True)).get("y")
+        if learner.labelled and labels is not None and labels.dtype != torch.int64:
+            raise UsageError(f"the saved buffer holds labels of type {labels.dtype}, which no learner stores.")
+    if "frozen" in state:
+        _check_frozen(learner.model, state["frozen"])
+    _check_model(learner, state["model"], state.get("frozen", {}))
     for name in ("optimizer", "scheduler"):
         if name in own:
             _check_kind(name, state[name], getattr(learner, name))
     _check_extra(learner.extra_state(), state.get("extra", {}))
 
 
-def _check_model(learner: Learner, saved: Mapping[str, Any]) -> None:
+def _check_frozen(model: nn.Module, saved: Mapping[str, str]) -> None:
+    """The saved learner must have left out exactly the weights that are frozen here, in the same shapes."""
+    here = _frozen(model)
+    differing = sorted(name for name in {*here, *saved} if here.get(name) != saved.get(name))
+    if differing:
+        name = differing[0]
+        raise UsageError(
+            f"the saved learner was trained on another model: its frozen weight {name} is "
+            f"{saved.get(name, 'missing')}, here {here.get(name, 'missing')}. Load the model that it began with, and "
+            "freeze the same weights."
+        )
+
+
+def _check_model(learner: Learner, saved: Mapping[str, Any], left_out: Mapping[str, str]) -> None:
     """The same tensors in the same shapes; a head that may grow may have fewer outputs than the saved one."""
-    there, here = _forms(saved), _forms(learner.model.state_dict())
+    own = {name: each for name, each in learner.model.state_dict().items() if name not in left_out}
+    there, here = _forms(saved), _forms(own)
     for name, part in learner.head.parameters().items() if learner.head is not None else ():
         other = saved.get(name)
         if other is not None and len(other) > len(part) and other.shape[1:] == part.shape[1:]:

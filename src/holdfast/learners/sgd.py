@@ -17,6 +17,7 @@ class Sgd(Learner):
     needs_buffer = False
     terms = ("current",)
     learns_mixtures = True
+    takes_positions = True
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from holdfast.augment import draws_once
 from holdfast.errors import HoldfastError, TrainingError, UsageError
 from holdfast.learners.losses import Losses
+from holdfast.learners.positions import IGNORED
 from holdfast.nested import Nested, leaves, rows, transform
 from holdfast.rng import global_generators
 
@@ -60,9 +61,25 @@ class Transaction:
         self._generators: list[torch.Generator] = []
         self._viewed = False
         """Whether `augment` was examined."""
+        self._called = False
+        """Whether it was examined who calls `observe`."""
         self._told_of_eval = False
         self._unread = 0
         """Steps since the loss was last read."""
+
+    def check_caller(self) -> None:
+        """Refuse whole steps inside a Trainer of transformers, which would step again with the same gradients."""
+        frame = None if self._called else sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_name == "training_step":
+                kinds = type(frame.f_locals.get("self")).__mro__
+                if any(kind.__module__.partition(".")[0] == "transformers" for kind in kinds):
+                    raise UsageError(
+                        "observe inside the training_step of a Trainer would make every update twice: its optimiser "
+                        "steps again. Use holdfast.integrations.transformers.ReplayTrainer, or losses and commit."
+                    )
+            frame = frame.f_back
+        self._called = True
 
     def begin(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """The minibatch on the learner's device. It is checked before anything changes; the head grows if it must."""
@@ -92,7 +109,8 @@ class Transaction:
         """Whether the model may see a single sample, which BatchNorm refuses after it has counted it."""
         learner, buffer = self.learner, self.learner.buffer
         sizes = [getattr(learner, name, None) for name in ("replay_size", "consistency_size")]
-        return 1 in (rows(x), 0 if buffer is None else buffer.stored, *sizes)
+        shared = getattr(learner, "replay", None) is not None  # a share may come to one sample
+        return shared or 1 in (rows(x), 0 if buffer is None else buffer.stored, *sizes)
 
     def _admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """What `begin` does without the other ranks."""
@@ -100,7 +118,7 @@ class Transaction:
         if y is None:
             raise UsageError("observe needs inputs and targets: observe(x, y), or observe(*batch) for a pair of them.")
         if learner.validate:
-            _check_form(x, y, labels)
+            _check_form(x, y, labels, learner.positions is not None)
             _check_content(x, y, stored=learner.buffer is not None)
 
         def moved(part: Tensor) -> Tensor:
@@ -111,7 +129,11 @@ class Transaction:
         y = moved(y).to(torch.int64) if labels else transform(moved, y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if labels and (learner.validate or learner.head is not None):
+        if labels and learner.positions is not None and learner.validate:
+            # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
+            masked = learner.positions.mask is not None
+            self._expect(_largest_supervised(learner.positions.labels(x, y) if masked else given))
+        elif labels and (learner.validate or learner.head is not None):
             self._expect(_largest_label(given))
         return x, y
 
@@ -147,20 +169,20 @@ class Transaction:
         learner = self.learner
         if not learner.validate or not learner.labelled:
             return
-        if outputs.dim() != 2 or rows(outputs) < rows(y):
-            self.refuse(
-                UsageError(
+        try:
+            if learner.positions is not None:
+                learner.positions.check(outputs, y)
+            elif outputs.dim() != 2 or rows(outputs) < rows(y):
+                raise UsageError(
                     f"the model's outputs have shape {tuple(outputs.shape)}; cross-entropy needs (samples, classes). "
-                    "Give a loss of your own for outputs of another form."
+                    "Say where the classes are, as in class_dim=-1, or give a loss of your own."
                 )
-            )
-        count = outputs.shape[1]
-        if self._unsure or count != self._outputs:
-            try:
+            count = outputs.shape[1 if learner.positions is None else learner.positions.class_dim]
+            if self._unsure or count != self._outputs:
                 self._check_outputs(count, int(y.max()))
-            except UsageError as error:
-                self.refuse(error)
-            self._outputs = count
+        except UsageError as error:
+            self.refuse(error)
+        self._outputs = count
 
     def _check_outputs(self, outputs: int, label: int) -> None:
         """The model's outputs must suit the largest label and what the learner was told about the model."""
@@ -187,7 +209,7 @@ class Transaction:
         self._unread = 0 if read else self._unread
         try:
             # With several ranks, before the backward pass, which waits for the other ranks.
-            with self._together(STEP):
+            with self.learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
                     learner.buffer.reserve(*losses.offer)
                 _check_loss(losses.total, read, self._minibatch)
@@ -209,7 +231,7 @@ class Transaction:
         """Roll the forward pass back and raise `error`. The other ranks learn it in `approve` and raise as well."""
         self.roll_back()
         if self.learner.validate:
-            with self._together(STEP):
+            with self.learner.together(STEP):
                 raise error
         raise error
 
@@ -222,11 +244,6 @@ class Transaction:
             for generator, state in generators:
                 generator.set_state(state)
             self._before = None
-
-    def _together(self, action: str) -> AbstractContextManager[object]:
-        """What fails inside on one rank fails on all of them."""
-        ranks = self.learner.ranks
-        return nullcontext() if ranks is None else ranks.together(action)
 
 
 # --- what is checked -------------------------------------------------------------------------------------------------
@@ -333,8 +350,8 @@ def _check_content(x: Nested, y: Nested, stored: bool) -> None:
             raise UsageError(f"{name} is sparse, and a buffer stores whole rows: give {name}.to_dense().")
 
 
-def _check_form(x: Nested, y: Nested, labels: bool) -> None:
-    """As many targets as inputs, and at least one; `labels` are whole numbers in one dimension."""
+def _check_form(x: Nested, y: Nested, labels: bool, positions: bool) -> None:
+    """As many targets as inputs, and at least one; `labels` are whole numbers, in one dimension without `positions`."""
     count = rows(x)
     if count == 0:
         raise UsageError("a minibatch must have at least one sample.")
@@ -344,7 +361,7 @@ def _check_form(x: Nested, y: Nested, labels: bool) -> None:
         return
     if not isinstance(y, Tensor):
         raise UsageError(f"labels must be a tensor, not of type {type(y).__name__}; torch.as_tensor makes one.")
-    if y.dim() != 1 or y.shape[0] != count:
+    if y.shape[:1] != (count,) or (y.dim() != 1 and not positions):
         raise UsageError(f"{count} inputs need as many labels in one dimension, not shape {tuple(y.shape)}.")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
@@ -362,6 +379,17 @@ def _largest_label(y: Tensor) -> int:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
+
+
+def _largest_supervised(y: Tensor) -> int:
+    """The largest label of a position that is supervised, of which there must be one."""
+    supervised = y[y != IGNORED]
+    if not len(supervised):
+        raise UsageError(
+            f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave such "
+            "minibatches out."
+        )
+    return _largest_label(supervised)
 
 
 def _check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

@@ -7,16 +7,19 @@ write_report(results, Path("report.html"))
 
 from holdfast.report.render import (
     FORMATS,
+    analyze_alike,
     gather,
     gather_analyses,
     render_report,
     write_figures,
     write_report,
+    write_table_figures,
 )
 from holdfast.report.tables import latex_table, markdown_table
 
 __all__ = [
     "FORMATS",
+    "analyze_alike",
     "gather",
     "gather_analyses",
     "latex_table",
@@ -24,4 +27,5 @@ __all__ = [
     "render_report",
     "write_figures",
     "write_report",
+    "write_table_figures",
 ]

@@ -1,43 +1,49 @@
-"""The figures of analyses: which there are, and their numbers, computed apart from drawing."""
+"""The figures of analyses, and which analyses a report may show: those that compare like with like."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import fmean
 
 from holdfast.analysis import CATEGORIES, CORRUPTIONS, Estimate
-from holdfast.analysis.findings import Findings, Summary
-from holdfast.report.charts import Chart, Draw, ranking
-from holdfast.report.draw.analyses import draw_recency, draw_reliability, draw_robustness, draw_tasks
+from holdfast.analysis.comparisons import comparisons
+from holdfast.analysis.findings import Findings, Summary, summarize
+from holdfast.analysis.runs import RunAnalysis
+from holdfast.config import RunConfig
+from holdfast.report.charts import Chart, gain_chart, matrix_chart, ranking, recency_chart, reliability_chart
+from holdfast.report.draw.analyses import draw_robustness
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.runs import draw_dots
 from holdfast.report.numbers import Numbers, Value
-from holdfast.report.series import Dot
+from holdfast.report.series import Dot, Heatmap
 from holdfast.report.text import slug
 
-__all__ = ["analysis_charts", "write_analysis_figures"]
+__all__ = ["TRANSFERS", "analysis_charts", "compare_alike", "refusal", "write_analysis_figures"]
 
 GAINS = ("accuracy", "recency", "calibration")
 TRANSFERS: dict[str, Callable[[Summary], Estimate | None]] = {
-    "forward transfer": lambda summary: summary.transfer.forward_transfer,
-    "backward transfer": lambda summary: summary.transfer.backward_transfer,
     "forgetting": lambda summary: summary.transfer.forgetting,
+    "backward transfer": lambda summary: summary.transfer.backward_transfer,
+    # Classes of their own are what gives tasks a recency; of classes that come later, a network knows nothing yet.
+    "forward transfer": lambda summary: None if summary.recency else summary.transfer.forward_transfer,
 }
 
 
 def analysis_charts(found: Findings) -> dict[str, Chart]:
     """Every chart that there are numbers for, by the name of its file."""
-    made = {
-        "overview": _overview(found),
-        "reliability": _reliability(found),
-        "recency": _recency(found),
-        "robustness": _robustness(found),
-        "transfer": _transfer(found),
-        "tasks": _tasks(found),
+    makers = {
+        "overview": _overview,
+        "reliability": _reliability,
+        "recency": _recency,
+        "robustness": _robustness,
+        "transfer": _transfer,
+        "tasks": _tasks,
     }
+    made = {name: make(found) for name, make in makers.items()}
     return {name: chart for name, chart in made.items() if chart is not None}
 
 
@@ -50,64 +56,69 @@ def write_analysis_figures(found: Findings, out: Path) -> list[Path]:
     ]
 
 
-def _chart(
-    found: Findings, title: str, quantity: str, values: Iterable[tuple[str, float]], numbers: Numbers, draw: Draw
-) -> Chart:
-    """A chart that is described in words by the methods' `values` of a quantity."""
-    title = f"{found.title}: {title}"
-    return Chart(title, f"{title}. {quantity}: {ranking(values)}.", numbers, draw)
+def compare_alike(runs: Iterable[RunAnalysis], settings: Collection[RunConfig]) -> tuple[list[Findings], list[str]]:
+    """The runs in comparisons of like with like, and a sentence for each comparison that is refused.
+
+    `settings` are those of the tables, with seed 0: where a comparison has any of them, it has only them. Of each
+    method it has the same seeds, those that all methods have.
+    """
+    by_config = {run.config: run for run in runs}
+    found, refused = [], []
+    for comparison in comparisons(run.result for run in by_config.values()):
+        own = [variant for variant in comparison.variants if variant.config.change(seed=0) in settings]
+        chosen = own or comparison.variants
+        shared = set.intersection(*({run.config.seed for run in variant.results} for variant in chosen))
+        if not shared:
+            refused.append(f"{comparison.title} is not analyzed: its methods have no seed in common.")
+            continue
+        summaries = [
+            summarize(v.label, [by_config[run.config] for run in v.results if run.config.seed in shared])
+            for v in chosen
+        ]
+        found.append(Findings(comparison.title, tuple(summaries)))
+    return found, refused
+
+
+def refusal(found: Findings, settings: Collection[RunConfig]) -> str:
+    """Why a report does not show an analysis that was made before; empty if it compares like with like."""
+    known = [summary for summary in found.summaries if summary.config.change(seed=0) in settings]
+    others = [summary.label for summary in found.summaries if summary not in known]
+    reasons = []
+    if known and others:
+        reasons.append(f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} other settings than in the tables")
+    seeds: dict[tuple[int, ...], list[str]] = {}
+    for summary in found.summaries:
+        seeds.setdefault(summary.seeds, []).append(summary.label)
+    if len(seeds) > 1:
+        texts = (f"{', '.join(labels)}: {', '.join(map(str, own))}" for own, labels in seeds.items())
+        reasons.append(f"its methods have different seeds ({'; '.join(texts)})")
+    if not reasons:
+        return ""
+    return f"The analysis of {found.title} is not shown: {', and '.join(reasons)}. Analyze the same seeds of each."
 
 
 def _overview(found: Findings) -> Chart | None:
-    """Relative gains over er in percent, the largest mean gain on top."""
     if not found.gains:
         return None
     methods = {summary.label: summary.method for summary in found.summaries}
-    means = {label: fmean(v for v in gains.values() if v is not None) for label, gains in found.gains.items()}
-    panels: dict[str, list[Dot]] = {kind: [] for kind in GAINS}
-    for label in sorted(means, key=lambda label: -means[label]):
-        for kind, gain in found.gains[label].items():
-            if gain is not None:
-                panels[kind].append(Dot(label, methods.get(label, label), gain, text=f"{gain:+.1f}"))
-    numbers = Numbers(
-        ("method", *(f"{kind}_gain_percent" for kind in GAINS)),
-        [(label, *(gains[kind] for kind in GAINS)) for label, gains in found.gains.items()],
-    )
-    values = [(label, gains["accuracy"] or 0.0) for label, gains in found.gains.items()]
-    draw = partial(draw_dots, {kind: dots for kind, dots in panels.items() if dots}, from_zero=True)
-    return _chart(found, "relative gain over er (%)", "Gain in accuracy", values, numbers, draw)
+    by_kind = {f"{kind} gain (%)": {label: gains[kind] for label, gains in found.gains.items()} for kind in GAINS}
+    return gain_chart(f"{found.title}: relative gain over er", by_kind, methods)
 
 
 def _reliability(found: Findings) -> Chart | None:
-    """Reliability diagrams, the worst calibrated method first."""
-    shown = [(one, one.calibration, one.ece.mean) for one in found.summaries if one.calibration and one.ece]
-    if not shown:
-        return None
-    shown.sort(key=lambda entry: -entry[2])
-    rows: list[tuple[Value, ...]] = []
-    for summary, bins, ece in shown:
-        for number, values in enumerate(zip(bins.confidence, bins.accuracy, bins.count, strict=True)):
-            edges = number / bins.bins, (number + 1) / bins.bins
-            rows.append((summary.label, ece, *edges, *(values if values[2] else (None, None, 0))))
-    numbers = Numbers(("method", "ece_percent", "bin_from", "bin_to", "confidence", "accuracy", "count"), rows)
-    errors = [(summary.label, ece) for summary, _, ece in shown]
-    return _chart(found, "reliability", "ECE in percent", errors, numbers, partial(draw_reliability, shown))
+    shown = [(o.label, o.method, o.calibration, o.ece.mean) for o in found.summaries if o.calibration and o.ece]
+    return reliability_chart(f"{found.title}: reliability", shown) if shown else None
 
 
 def _recency(found: Findings) -> Chart | None:
-    """The average probability of each task, the method most biased towards the last task first."""
-    shown = [(summary, summary.recency) for summary in found.summaries if summary.recency]
-    if not shown:
+    biases = {one.label: one.recency for one in found.summaries if one.recency}
+    if not biases:
         return None
-    shown.sort(key=lambda pair: -pair[1].gap)
-    rows: list[tuple[Value, ...]] = []
-    for summary, bias in shown:
-        pairs = zip(bias.task_probabilities, bias.prediction_shares, strict=True)
-        rows += [(summary.label, bias.gap, task, *pair) for task, pair in enumerate(pairs, start=1)]
-    numbers = Numbers(("method", "recency_gap", "task", "probability", "prediction_share"), rows)
-    gaps = [(summary.label, bias.gap) for summary, bias in shown]
-    draw = partial(draw_recency, [(summary, bias.task_probabilities, bias.gap) for summary, bias in shown])
-    return _chart(found, "average probability given to each task", "Last task minus first", gaps, numbers, draw)
+    methods = {summary.label: summary.method for summary in found.summaries}
+    shown = [(label, methods[label], bias.task_probabilities, bias.gap) for label, bias in biases.items()]
+    chart = recency_chart(f"{found.title}: average probability given to each task", shown)
+    shares = [(*row, biases[str(row[0])].prediction_shares[int(row[2] or 1) - 1]) for row in chart.numbers.rows]
+    return replace(chart, numbers=Numbers((*chart.numbers.columns, "prediction_share"), shares))
 
 
 def _robustness(found: Findings) -> Chart | None:
@@ -134,35 +145,38 @@ def _robustness(found: Findings) -> Chart | None:
         cells,
         note=f"{source}; means over severities {', '.join(map(str, first.severities))}",
     )
-    mras = [(label, robust.mra) for label, robust in shown if robust.mra is not None]
-    title, quantity = "accuracy under corruptions (%)", "Mean robust accuracy"
-    return _chart(found, title, quantity, mras, Numbers(columns, rows), draw)
+    title = f"{found.title}: accuracy under corruptions (%)"
+    mras = ranking((label, robust.mra) for label, robust in shown if robust.mra is not None)
+    return Chart(title, f"{title}. Mean robust accuracy: {mras}.", Numbers(columns, rows), draw)
 
 
 def _transfer(found: Findings) -> Chart | None:
     """Transfer and forgetting with bootstrap intervals, in percentage points; who forgets least is on top."""
-    shown = [(summary, value.mean) for summary in found.summaries if (value := summary.transfer.forgetting)]
+    shown = sorted(
+        ((value.mean, summary) for summary in found.summaries if (value := summary.transfer.forgetting)),
+        key=lambda pair: pair[0],
+    )
     if not shown:
         return None
     rows: list[tuple[Value, ...]] = []
     panels: dict[str, list[Dot]] = {}
-    for measure, number in reversed(TRANSFERS.items()):
-        for summary, _ in sorted(shown, key=lambda pair: pair[1]):
+    for measure, number in TRANSFERS.items():
+        for _, summary in shown:
             if (value := number(summary)) is not None:
                 rows.append((summary.label, len(summary.seeds), measure, value.mean, value.low, value.high))
                 low, high = (nan if end is None else end for end in (value.low, value.high))
                 dot = Dot(summary.label, summary.method, value.mean, low, high, f"{value.mean:.1f}")
                 panels.setdefault(measure, []).append(dot)
-    several = any(len(summary.seeds) > 1 for summary, _ in shown)
+    several = any(len(summary.seeds) > 1 for _, summary in shown)
     note = "lines: 95 % bootstrap interval over seeds" if several else "one seed: no intervals"
     numbers = Numbers(("method", "seeds", "measure", "points", "low", "high"), rows)
-    forgetting = [(summary.label, value) for summary, value in shown]
-    title, draw = "transfer and forgetting (percentage points)", partial(draw_dots, panels, note=note)
-    return _chart(found, title, "Forgetting", forgetting, numbers, draw)
+    title = f"{found.title}: transfer and forgetting (percentage points)"
+    alt = f"{title}. Forgetting: {ranking((summary.label, value) for value, summary in shown)}."
+    return Chart(title, alt, numbers, partial(draw_dots, panels, note=note), folded=True)
 
 
 def _tasks(found: Findings) -> Chart | None:
-    """The accuracy on each task from when it was learned, of methods that learned the tasks one after the other."""
+    """The accuracy on each task after each task, of methods that learned the tasks one after the other."""
     shown = [summary for summary in found.summaries if len(summary.transfer.curves) > 1]
     if not shown:
         return None
@@ -173,8 +187,16 @@ def _tasks(found: Findings) -> Chart | None:
         for after, value in enumerate(curve, start=1)
         if value is not None
     ]
-    numbers = Numbers(("method", "task", "after_task", "accuracy", "low", "high"), rows)
-    finals = [(summary.label, summary.accuracy.mean) for summary in shown]
-    return _chart(
-        found, "each task from when it was learned", "Final accuracy", finals, numbers, partial(draw_tasks, shown)
+    chart = matrix_chart(f"{found.title}: each task over time", [_matrix(summary) for summary in shown], folded=True)
+    return replace(chart, numbers=Numbers(("method", "task", "after_task", "accuracy", "low", "high"), rows))
+
+
+def _matrix(summary: Summary) -> Heatmap:
+    """Tasks across, time down; tasks to come only where they share their classes with the others."""
+    rows: Sequence[Sequence[Estimate | None]] = list(zip(*summary.transfer.curves, strict=True))
+    ahead = len(rows) if summary.transfer.forward_transfer and not summary.recency else 0
+    means = tuple(
+        tuple(nan if value is None or task > after + ahead else value.mean for task, value in enumerate(row))
+        for after, row in enumerate(rows)
     )
+    return Heatmap(summary.label, summary.method, len(summary.seeds), means)

@@ -1,4 +1,4 @@
-"""The figures of a page: drawn until the page is full, and placed by their size."""
+"""The figures of a page: drawn until the page is full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from holdfast.analysis.comparisons import Comparison
 from holdfast.report.charts import Chart
 from holdfast.report.draw.canvas import inline_svg
 from holdfast.report.numbers import Numbers
@@ -16,8 +15,6 @@ __all__ = ["Gallery", "Picture", "Pictures"]
 
 FIGURES_BUDGET = 2_800_000
 """Bytes of figures with their numbers; the page as a whole stays below 5 MB."""
-THIRD, HALF = 400, 640
-"""Units up to which figures stand three or two in a row."""
 
 
 class Picture(NamedTuple):
@@ -30,11 +27,6 @@ class Picture(NamedTuple):
     units: int
     """Its width in units of its own letters, which are 10 units high."""
 
-    @property
-    def size(self) -> str:
-        """The share of the page's width that it takes."""
-        return "third" if self.units <= THIRD else "half" if self.units <= HALF else "wide"
-
 
 @dataclass
 class Pictures:
@@ -46,12 +38,11 @@ class Pictures:
 
 
 class Gallery:
-    """Draws figures until the page is full; a comparison contained in one already drawn is not drawn again."""
+    """Draws figures until the page is full."""
 
     def __init__(self) -> None:
         self._bytes = 0
         self._ids: set[str] = set()
-        self._drawn: list[set[str]] = []
 
     def draw(self, charts: Iterable[Chart]) -> Pictures:
         """The charts as pictures, folded ones last."""
@@ -69,16 +60,6 @@ class Gallery:
             picture = Picture(name, chart.title, Markup(svg), chart.numbers, round(72 * figure.get_figwidth()))
             (pictures.folded if chart.folded else pictures.shown).append(picture)
         return pictures
-
-    def fresh(self, found: Iterable[Comparison]) -> list[Comparison]:
-        """The comparisons that show something new."""
-        new = []
-        for comparison in found:
-            runs = {run.config.fingerprint for variant in comparison.variants for run in variant.results}
-            if not any(runs <= drawn for drawn in self._drawn):
-                self._drawn.append(runs)
-                new.append(comparison)
-        return new
 
     def _name(self, chart: Chart) -> str:
         names = (f"figure-{chart.slug}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))

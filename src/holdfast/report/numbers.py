@@ -30,13 +30,16 @@ class Numbers:
         writer.writerows([_cell(value) for value in row] for row in self.rows)
         return text.getvalue()
 
-    def json(self) -> str:
-        """A list of objects, one per row."""
-        rows = [
+    def plain(self) -> list[dict[str, Value]]:
+        """An object per row, None where a value is missing."""
+        return [
             {column: None if _missing(value) else value for column, value in zip(self.columns, row, strict=True)}
             for row in self.rows
         ]
-        return json.dumps(rows, indent=1) + "\n"
+
+    def json(self) -> str:
+        """A list of objects, one per row."""
+        return json.dumps(self.plain(), indent=1) + "\n"
 
     def data_uri(self) -> str:
         """The CSV as an address that a page can offer for download without a server."""

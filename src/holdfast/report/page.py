@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
 
 import torch
 
 from holdfast.analysis.claims import Claim
-from holdfast.analysis.comparisons import Comparison, comparisons
+from holdfast.analysis.comparisons import comparisons
 from holdfast.analysis.findings import Findings
 from holdfast.config import RunConfig
-from holdfast.experiments import JUDGED, Experiment, Results, Table, claims
-from holdfast.report.analyses import analysis_charts
-from holdfast.report.charts import Chart, comparison_charts, matrix_charts, score_charts, table_charts
+from holdfast.experiments import JUDGED, Results, Table, claims, trust
+from holdfast.report.analyses import analysis_charts, refusal
+from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
-from holdfast.report.gallery import Gallery, Pictures
+from holdfast.report.gallery import Gallery, Picture, Pictures
 from holdfast.report.numbers import Numbers
-from holdfast.report.runs import COLUMNS, by_benchmark, run_numbers
+from holdfast.report.runs import by_benchmark, run_numbers
 from holdfast.report.tables import (
     Block,
     blocks,
@@ -50,23 +50,38 @@ class Section:
     id: str
     name: str
     title: str
-    about: str
-    figures: Pictures
-    blocks: Sequence[Block] = ()
+    about: str = ""
+    evidence: Sequence[tuple[Block, Sequence[Picture]]] = ()
+    """Tables, each with the figures that stand beside it."""
+    figures: Pictures = field(default_factory=Pictures)
+    """Further figures."""
     numbers: Numbers | None = None
     notes: Sequence[str] = ()
+    details: Sequence[str] = ()
+    """Notes that are shown on demand."""
     folded: bool = False
     """Whether the page shows it on demand only."""
 
 
-def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Findings], *, title: str) -> str:
-    """The page as text. `tables` are the experiments to show, those without results included; so are `analyses`."""
+def html_page(
+    results: Results,
+    tables: Sequence[Table],
+    analyses: Sequence[Findings],
+    *,
+    title: str,
+    refused: Sequence[str] = (),
+) -> str:
+    """The page as text. `tables` are the experiments to show, those without results included; so are `analyses`.
+
+    `refused` says of which runs there is no analysis, and why.
+    """
     import jinja2
     from markupsafe import Markup
 
     filled = [table for table in tables if table.count("missing") < len(table.verdicts)]
     runs = [stored.result for stored in results]
-    found = claims(v for table in filled for v in table.verdicts) if filled else []
+    trusted, unlike = trust(filled, {number for table in filled for number in _numbers(table)})
+    found = claims(v for table in (*filled, trusted) for v in table.verdicts) if filled else []
     gallery = Gallery()
     script = _template("report.js")
     template = jinja2.Environment(
@@ -82,15 +97,15 @@ def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Find
         script=Markup(script),
         script_hash="sha256-" + b64encode(sha256(script.encode()).digest()).decode(),
         tiles=_tiles(results, tables, filled, found),
-        tables=tables if filled else [],
-        claims=found,
+        tables=filled,
+        empty=[table.experiment.name for table in tables if table not in filled],
+        claims=[claim for claim in found if claim.checks],
         sections=[
             *_experiment_sections(filled, gallery),
+            *_trust_sections(trusted, analyses, filled, [*unlike, *refused], gallery),
             *_other_sections(runs, filled, gallery),
-            *_analysis_sections(analyses, filled, gallery),
         ],
         runs=by_benchmark(runs),
-        run_columns=COLUMNS,
         run_numbers=run_numbers(runs),
         cell_numbers=cell_numbers(filled),
         skipped=results.skipped[:MOST_SKIPPED],
@@ -101,46 +116,66 @@ def html_page(results: Results, tables: Sequence[Table], analyses: Sequence[Find
 def _experiment_sections(tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     sections = []
     shown: dict[Number, str] = {}  # by the experiment that shows it first
+    drawn: list[set[RunConfig]] = []  # the runs of comparisons that have their figures
+    figures = {chart.title for table in tables for charts in table_charts(table).values() for chart in charts}
     for table in tables:
         experiment, groups = table.experiment, filled_groups(table)
         new = [group for group in groups if not _numbers(table, group) <= shown.keys()]
         others = {shown[number] for group in set(groups).difference(new) for number in _numbers(table, group)}
         repeated = f" Its numbers stand in {' and '.join(sorted(others))} above." if others else ""
-        runs = {stored.config: stored.result for verdict in table.verdicts for stored in verdict.stored}
-        charts = [*table_charts(table, new), *_run_charts(experiment, comparisons(runs.values()), gallery)]
         for group in new:
             shown = dict.fromkeys(_numbers(table, group), experiment.name) | shown
+        charts = table_charts(table)
+        further = [chart for group in groups if group not in new for chart in charts[group]]
+        further = [chart for chart in further if experiment.figure != "differences"]
         sections.append(
             Section(
                 id=f"experiment-{experiment.name}",
                 name=experiment.name,
                 title=experiment.title,
                 about=f"{experiment.source}. {experiment.shows}{_absent(table)}{repeated}",
-                figures=gallery.draw(charts),
-                blocks=[*blocks(table, new), *derived_blocks(table)],
+                evidence=_evidence(table, new, charts, gallery),
+                figures=gallery.draw([*further, *_run_charts(table, drawn, figures)]),
                 numbers=cell_numbers([table]),
-                notes=_notes(table) if new else [],
+                notes=_notes(table, decided=True) if new else [],
+                details=_notes(table, decided=False) if new else [],
             )
         )
     return sections
 
 
-def _notes(table: Table) -> list[str]:
-    """What to know of a table: its caveat, where other papers' numbers come from, and how its columns lean."""
-    caveat, sources = table.experiment.caveat, [f"Published numbers of {source}." for source in table.sources]
-    return [*filter(None, [caveat]), *sources, *(f"{lean.column}: {lean.reason}." for lean in table.leans)]
+def _evidence(
+    table: Table, groups: Sequence[str], charts: dict[str, list[Chart]], gallery: Gallery
+) -> list[tuple[Block, Sequence[Picture]]]:
+    """The blocks of a table, each with its figures, and what is computed from its means; those without figures last."""
+    made = blocks(table, groups, missing=False)
+    beside: list[Sequence[Picture]] = [gallery.draw(charts[group]).shown for group in groups]
+    rows = [*zip(made, beside, strict=True), *((block, ()) for block in derived_blocks(table))]
+    return sorted(rows, key=lambda row: not row[1])
 
 
-def _numbers(table: Table, group: str) -> set[Number]:
-    """The numbers with results in a block, to find blocks that repeat others."""
-    return {(v.cell.config, v.cell.metric) for v in table.verdicts if v.cell.group == group and v.n}
+def _run_charts(table: Table, drawn: list[set[RunConfig]], figures: set[str]) -> list[Chart]:
+    """The figures of an experiment's runs that are not `drawn` yet and not among the titles of `figures`."""
+    runs = {stored.config: stored.result for verdict in table.verdicts for stored in verdict.stored}
+    charts = []
+    for comparison in comparisons(runs.values()):
+        own = {run.config for variant in comparison.variants for run in variant.results}
+        if not any(own <= others for others in drawn):
+            drawn.append(own)
+            charts += [chart for chart in comparison_charts(comparison) if chart.title not in figures]
+    return charts
 
 
-def _run_charts(experiment: Experiment, found: Sequence[Comparison], gallery: Gallery) -> list[Chart]:
-    """The figures of an experiment's runs that no other shows; an experiment about matrices shows them in any case."""
-    if experiment.figure == "matrices":
-        return [replace(chart, folded=False) for comparison in found for chart in matrix_charts(comparison)]
-    return [chart for comparison in gallery.fresh(found) for chart in comparison_charts(comparison)]
+def _notes(table: Table, *, decided: bool) -> list[str]:
+    """What to know of a table: its caveat and the columns that lean; or its sources and the other columns."""
+    leans = [f"{lean.column}: {lean.reason}." for lean in table.leans if (lean.direction != "open") == decided]
+    sources = [f"Published numbers of {source}." for source in table.sources]
+    return [*([table.experiment.caveat] if table.experiment.caveat else []), *leans] if decided else [*sources, *leans]
+
+
+def _numbers(table: Table, group: str | None = None) -> set[Number]:
+    """The numbers with results in a table or one block of it, to find what repeats others."""
+    return {(v.cell.config, v.cell.metric) for v in table.verdicts if group in (None, v.cell.group) and v.n}
 
 
 def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery: Gallery) -> list[Section]:
@@ -149,56 +184,49 @@ def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery:
     others = comparisons(run for run in runs if run.config not in used)
     if not others:
         return []
+    figures = gallery.draw(chart for each in others for chart in comparison_charts(each))
     return [
         Section(
             id="other",
             name="Other runs" if tables else "Results",
             title="Other runs" if tables else "Results",
             about="Runs that belong to none of the experiments above: a demo, or your own settings." if tables else "",
-            figures=gallery.draw(chart for one in others for chart in (*score_charts(one), *comparison_charts(one))),
-            blocks=[comparison_block(other) for other in others],
+            evidence=[(comparison_block(other), gallery.draw(score_charts(other)).shown) for other in others],
+            figures=figures,
             folded=bool(tables),
         )
     ]
 
 
-def _analysis_sections(analyses: Sequence[Findings], tables: Sequence[Table], gallery: Gallery) -> list[Section]:
-    """What the logits say beyond accuracy, a section per comparison."""
-    shown = {v.cell.config.change(seed=0) for table in tables for v in table.verdicts if v.n}
+def _trust_sections(
+    trusted: Table, analyses: Sequence[Findings], tables: Sequence[Table], refused: Sequence[str], gallery: Gallery
+) -> list[Section]:
+    """Beyond accuracy: the measures of the tables' runs, and a section for each analysis of like with like."""
+    settings = {cell.config.change(seed=0) for table in tables for cell in table.experiment.cells}
+    reasons = [refusal(found, settings) for found in analyses]
+    notes = [*refused, *filter(None, reasons)]
     sections = []
-    for name, found in zip(_unique_names([found.title for found in analyses]), analyses, strict=True):
-        found, notes = _as_in_the_tables(found, shown)
+    if trusted.verdicts or notes:
+        about = "The runs behind the accuracies above, of each method the same seeds, as many as in brackets."
+        evidence = _evidence(trusted, trusted.groups, table_charts(trusted), gallery)
+        about = about if trusted.verdicts else ""
+        sections.append(Section("trust", "Trust", "Can it be trusted?", about, evidence, notes=notes))
+    alike = [found for found, reason in zip(analyses, reasons, strict=True) if not reason]
+    for name, found in zip(_unique_names([found.title for found in alike]), alike, strict=True):
+        seeds = found.summaries[0].seeds
+        robust = ", robustness to corrupted images" if any(summary.robustness for summary in found.summaries) else ""
+        about = f"Calibration, recency and transfer{robust}, of the final models"
         sections.append(
             Section(
                 id=f"analyses-{slug(name)}",
                 name=f"Analyses: {name}",
                 title=f"Can it be trusted? {name}",
-                about=_about(found),
+                about=f"{about}; seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} of each method.",
                 figures=gallery.draw(analysis_charts(found).values()),
-                notes=[f"{c.statement}: {c.outcome} ({c.detail})" for c in found.claims] + notes,
+                notes=[f"{c.statement}: {c.outcome} ({c.detail})" for c in found.claims],
             )
         )
     return sections
-
-
-def _as_in_the_tables(found: Findings, shown: set[RunConfig]) -> tuple[Findings, list[str]]:
-    """The comparison without settings that the tables do not show, if they show others, and a note for readers."""
-    same = tuple(summary for summary in found.summaries if summary.config.change(seed=0) in shown)
-    notes = []
-    if 0 < len(same) < len(found.summaries):
-        others = ", ".join(summary.label for summary in found.summaries if summary not in same)
-        notes.append(f"Left out: {others}, with other settings than in the tables above.")
-        found = replace(found, summaries=same)
-    if len({summary.seeds for summary in found.summaries}) > 1:
-        notes.append("Not every method was analyzed with the same seeds; differences of a point or two may be chance.")
-    return found, notes
-
-
-def _about(found: Findings) -> str:
-    least, most = (pick(len(summary.seeds) for summary in found.summaries) for pick in (min, max))
-    seeds = count(most, "seed") if least == most else f"{least} to {most} seeds"
-    robust = ", robustness to corrupted images" if any(summary.robustness for summary in found.summaries) else ""
-    return f"Calibration, recency and transfer{robust}, of the final models; {seeds} a method."
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
@@ -207,10 +235,12 @@ def _unique_names(names: Sequence[str]) -> list[str]:
 
 
 def _absent(table: Table) -> str:
-    """Which columns have no result at all."""
-    filled = {verdict.cell.column for verdict in table.verdicts if verdict.n}
-    absent = [column_title(column) for column in table.columns if column not in filled]
-    return f" No results yet for {', '.join(absent)}." if absent else ""
+    """Which rows and columns have no result at all."""
+    empty: list[str] = []
+    for kind in ("row", "column"):
+        filled = {getattr(verdict.cell, kind) for verdict in table.verdicts if verdict.n}
+        empty += dict.fromkeys(name for v in table.verdicts if (name := getattr(v.cell, kind)) not in filled)
+    return f" No results yet for {', '.join(map(column_title, empty))}." if empty else ""
 
 
 def _subtitle(runs: Sequence[RunResult]) -> str:
@@ -226,13 +256,15 @@ def _tiles(
     ]
     if filled:
         own = [table for table in filled if not table.sources]  # the paper's; others compare with other papers
-        agree, differ, undecided = (sum(table.count(status) for table in own) for status in JUDGED)
+        cells = {(v.cell.config, v.cell.metric): v.status for table in own for v in table.verdicts}  # each once
+        agree, differ, undecided = (list(cells.values()).count(status) for status in JUDGED)
+        checked = [claim for claim in found if len(claim.checks) > 1]
         tiles += [
-            ("experiments covered", str(len(filled)), f"of {len(tables)}"),
-            ("cells that agree with the paper", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),
-            ("cells that differ", f"{differ:,}", ""),
-            ("cells still open", f"{undecided:,}", ""),
-            ("claims that always hold", str(sum(claim.holds for claim in found)), f"of {len(found)}"),
+            ("experiments", str(len(filled)), f"of {len(tables)}"),
+            ("cells agree", f"{agree:,}", f"of {agree + differ + undecided:,} compared"),
+            ("cells differ", f"{differ:,}", ""),
+            ("cells are open", f"{undecided:,}", ""),
+            ("claims always hold", str(sum(claim.holds for claim in checked)), f"of {len(checked)} checked"),
         ]
     tiles.append(("compute", duration(sum(stored.result.seconds for stored in results)), ""))
     return [*tiles, ("files skipped", f"{len(results.skipped):,}", "")] if results.skipped else tiles

@@ -9,10 +9,11 @@ from holdfast.analysis.comparisons import comparisons
 from holdfast.analysis.findings import Findings
 from holdfast.analysis.store import ANALYSIS, read_findings
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.experiments import EXPERIMENTS, Results, Table, assess, load_results
+from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
 from holdfast.files import replacing
 from holdfast.registry import unknown_name
 from holdfast.report import tables
+from holdfast.report.analyses import compare_alike
 from holdfast.report.charts import comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.page import html_page
@@ -20,11 +21,13 @@ from holdfast.report.runs import run_numbers
 
 __all__ = [
     "FORMATS",
+    "analyze_alike",
     "gather",
     "gather_analyses",
     "render_report",
     "write_figures",
     "write_report",
+    "write_table_figures",
 ]
 
 FORMATS = ("html", "markdown", "latex", "csv")
@@ -49,19 +52,30 @@ def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]
     return found
 
 
+def analyze_alike(results: Results) -> tuple[list[Findings], list[str]]:
+    """What the logits of the results say, like compared with like, and a sentence for each comparison refused."""
+    settings = {cell.config.change(seed=0) for experiment in EXPERIMENTS.values() for cell in experiment.cells}
+    return compare_alike((stored.analysis for stored in results if stored.analysis), settings)
+
+
 def render_report(
-    results: Results, format: str = "html", experiment: str | None = None, analyses: Sequence[Findings] = ()
+    results: Results,
+    format: str = "html",
+    experiment: str | None = None,
+    analyses: Sequence[Findings] = (),
+    refused: Sequence[str] = (),
 ) -> str:
     """The report as text: of every experiment that has results, or of one.
 
-    The HTML page also shows the `analyses`, and runs that belong to no experiment. CSV has a row per run where no
-    experiment has results.
+    The HTML page also shows the `analyses` that compare like with like, says which were `refused`, and shows runs that
+    belong to no experiment. CSV has a row per run where no experiment has results.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, list(FORMATS))
     results, made = _assess(results, experiment)
     if format == "html":
-        return html_page(results, made, analyses, title=f"Holdfast: {experiment}" if experiment else "Holdfast report")
+        title = f"Holdfast: {experiment}" if experiment else "Holdfast report"
+        return html_page(results, made, analyses, title=title, refused=refused)
     filled = [table for table in made if experiment or table.count("missing") < len(table.verdicts)]
     if format == "csv":
         rows = tables.cell_numbers(filled) if filled else run_numbers(stored.result for stored in results)
@@ -78,9 +92,10 @@ def write_report(
     format: str = "html",
     experiment: str | None = None,
     analyses: Sequence[Findings] = (),
+    refused: Sequence[str] = (),
 ) -> Path:
     """Write what `render_report` returns to `path`, whole or not at all; returns the path."""
-    text = render_report(results, format, experiment, analyses)
+    text = render_report(results, format, experiment, analyses, refused)
     try:
         with replacing(path) as scratch:
             scratch.write_text(text, "utf-8")
@@ -98,15 +113,21 @@ def write_figures(results: Results, folder: Path, experiment: str | None = None)
     runs = [stored.result for stored in results]
     if experiment:
         runs = list({s.config: s.result for t in made for v in t.verdicts for s in v.stored}.values())
-    charts = [chart for table in made for chart in table_charts(table)]
+    charts = [chart for table in made for found in table_charts(table).values() for chart in found]
     charts += [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
     unique = {chart.slug: chart for chart in reversed(charts)}
     return [save_figure(c.draw(title=c.title), folder / name, c.numbers) for name, c in reversed(unique.items())]
 
 
+def write_table_figures(table: Table, folder: Path) -> list[Path]:
+    """The figures of an experiment as SVG and PNG, with their numbers as CSV; returns the PNGs' paths."""
+    charts = [chart for found in table_charts(table).values() for chart in found]
+    return [save_figure(c.draw(title=c.title), folder / c.slug, c.numbers, json=False) for c in charts]
+
+
 def _assess(results: Results, experiment: str | None) -> tuple[Results, list[Table]]:
     """The tables, and the results without those whose logits or measures turn out to be damaged."""
-    wanted = [EXPERIMENTS[experiment]] if experiment else list(EXPERIMENTS.values())
+    wanted = [find_experiment(experiment)] if experiment else list(EXPERIMENTS.values())
     try:
         return results, [assess(one, results) for one in wanted]
     except HoldfastError:

@@ -2,95 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from math import isnan
+from math import nan
 from typing import Any
 
-from holdfast.analysis.comparisons import Variant, variants
 from holdfast.config import RunConfig
-from holdfast.metrics import mean_std
 from holdfast.report.numbers import Numbers, Value
 from holdfast.report.tables import METRICS
-from holdfast.report.text import count, plus_minus
 from holdfast.results import RunResult
 
-__all__ = ["COLUMNS", "VariantRuns", "by_benchmark", "run_numbers"]
+__all__ = ["BenchmarkRuns", "by_benchmark", "run_numbers"]
 
 RECORDED = ("holdfast", "commit", "torch", "python", "device", "device_type", "threads")
-NUMBERS = ("seed", "accuracy", "Task-IL", "forward", "backward", "forgetting", "seconds")
-COLUMNS = (*NUMBERS, "device", "versions", "fingerprint")
-"""Titles of the columns of `VariantRuns.seeds`."""
+NUMBERS = ("seed", *METRICS, "seconds")
+"""Columns that are shown even where all runs are alike."""
 
 
 @dataclass(frozen=True)
-class VariantRuns:
-    """One config over its seeds, as text."""
+class BenchmarkRuns:
+    """The runs on one benchmark: what they have in common, and a table of what sets them apart."""
 
-    title: str
-    summary: str
-    settings: list[tuple[str, str]]
-    seeds: list[tuple[str, ...]]
+    name: str
+    common: Sequence[tuple[str, str]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-def by_benchmark(results: Iterable[RunResult]) -> dict[str, list[VariantRuns]]:
-    """Every config with its seeds, by benchmark."""
+def by_benchmark(results: Iterable[RunResult]) -> list[BenchmarkRuns]:
+    """Every run, by benchmark."""
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.config.benchmark, []).append(result)
-    return {name: [_variant_runs(variant) for variant in variants(found[name])] for name in sorted(found)}
+    return [_benchmark_runs(name, run_numbers(found[name])) for name in sorted(found)]
 
 
 def run_numbers(results: Iterable[RunResult]) -> Numbers:
-    """A row per run: its settings, its numbers, where it ran."""
+    """A row per run: its settings, its numbers, where it ran. Forward transfer only where tasks share their classes."""
     settings = [field.name for field in fields(RunConfig) if field.name != "options"]
-    rows = [
-        (
-            *(_plain(getattr(result.config, name)) for name in settings),
-            " ".join(f"{name}={value:g}" for name, value in result.config.options),
-            *(float(getattr(result, name)) for name in METRICS),
-            result.seconds,
-            *(_plain(result.environment.get(name)) for name in RECORDED),
-            result.config.fingerprint,
-        )
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        given: dict[str, float] = {name: float(getattr(result, name)) for name in METRICS}
+        given["forward_transfer"] = given["forward_transfer"] if result.shares_classes else nan
+        options = " ".join(f"{name}={value:g}" for name, value in result.config.options)
+        chosen = (_plain(getattr(result.config, name)) for name in settings)
+        where = (_plain(result.environment.get(name)) for name in RECORDED)
+        rows.append((*chosen, options, *given.values(), result.seconds, *where, result.config.fingerprint))
     return Numbers((*settings, "options", *METRICS, "seconds", *RECORDED, "fingerprint"), rows)
 
 
-def _variant_runs(variant: Variant) -> VariantRuns:
-    values = variant.values("accuracy")
-    accuracy = f"{plus_minus(*mean_std(values), len(values))} %, " if values else ""
-    seconds = sum(result.seconds for result in variant.results)
-    settings = variant.config.to_dict().items()
-    return VariantRuns(
-        title=variant.label,
-        summary=f"{accuracy}{count(len(variant.results), 'seed')}, {seconds:,.0f} s",
-        settings=[(name.replace("_", " "), _shown(value)) for name, value in settings if name != "seed"],
-        seeds=[_seed_row(result) for result in variant.results],
-    )
+def _benchmark_runs(name: str, numbers: Numbers) -> BenchmarkRuns:
+    columns = dict(zip(numbers.columns, zip(*numbers.rows, strict=True), strict=True))
+    alike = {column: values[0] for column, values in columns.items() if len(set(values)) == 1}
+    common = [(c, _text(value)) for c, value in alike.items() if c not in NUMBERS and value not in (None, "")]
+    shown = [column for column in columns if column in (*NUMBERS, "method", "fingerprint") or column not in alike]
+    rows = list(zip(*([_text(value) for value in columns[column]] for column in shown), strict=True))
+    return BenchmarkRuns(name, [pair for pair in common if pair[0] not in shown], shown, rows)
 
 
-def _seed_row(result: RunResult) -> tuple[str, ...]:
-    known = {name: result.environment.get(name, "?") for name in RECORDED}
-    commit = f" ({str(known['commit'])[:7]})" if result.environment.get("commit") else ""
-    numbers = (float(getattr(result, name)) for name in METRICS)
-    return (
-        str(result.config.seed),
-        *("" if isnan(number) else f"{number:.2f}" for number in numbers),
-        f"{result.seconds:.1f}",
-        f"{known['device']} ({known['device_type']}, threads {known['threads']})",
-        f"holdfast {known['holdfast']}{commit}, torch {known['torch']}, Python {known['python']}",
-        result.config.fingerprint,
-    )
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _text(value: Value) -> str:
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> Value:

@@ -1,43 +1,23 @@
-"""The numbers of figures about runs and tables, computed apart from drawing."""
+"""The numbers of figures, computed apart from drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from holdfast.analysis.claims import REFERENCE
 from holdfast.analysis.comparisons import Comparison, Variant
-from holdfast.experiments import Verdict
 from holdfast.metrics import mean_std
-from holdfast.report.numbers import Numbers
 from holdfast.report.text import plus_minus
 
-__all__ = [
-    "Curves",
-    "Dot",
-    "Heatmap",
-    "Line",
-    "Score",
-    "curve_numbers",
-    "curves",
-    "heatmap_numbers",
-    "heatmaps",
-    "highlights",
-    "mean_over_seen",
-    "profile_numbers",
-    "profiles",
-    "score_numbers",
-    "scores",
-]
+__all__ = ["Dot", "Heatmap", "Line", "curves", "heatmaps", "highlights", "mean_over_seen", "scores"]
 
 MOST_NAMED = 6
 """Lines that a reader can follow in one figure."""
-REFERENCE = "er"
-"""The method all others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +39,6 @@ class Line:
         return len(self.mean) == 1
 
 
-class Curves(NamedTuple):
-    """Accuracy after each task in percent, a line per variant."""
-
-    seen: list[Line]
-    """Mean over the tasks seen so far."""
-    first: list[Line]
-    """On the first task."""
-
-
 @dataclass(frozen=True)
 class Heatmap:
     """The accuracy matrix of one variant, mean over seeds: `rows[i][j]` in percent on task j after task i."""
@@ -80,7 +51,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Dot:
-    """A number with the ends of an interval, and a published one to compare with; NaN where there is none."""
+    """A number with the ends of an interval, NaN where there is none, and the text that is shown beside it."""
 
     label: str
     method: str
@@ -88,35 +59,11 @@ class Dot:
     low: float = nan
     high: float = nan
     text: str = ""
-    """The number in words, shown beside it."""
-    published: float = nan
-    published_std: float = nan
-
-
-@dataclass(frozen=True)
-class Score:
-    """A number over seeds, and the published one; NaN where there is none."""
-
-    label: str
-    method: str
-    mean: float
-    std: float
-    seeds: int
-    published: float = nan
-    published_std: float = nan
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Score:
-        """The score of a cell of a table."""
-        mean, std = (verdict.published.mean, verdict.published.std) if verdict.published else (nan, nan)
-        config, row = verdict.cell.config, verdict.cell.row
-        return cls(row, config.method, verdict.mean, verdict.std, verdict.n, mean, nan if std is None else std)
-
-    def dot(self, decimals: int = 2) -> Dot:
-        """The score as a dot; its interval is the standard deviation to either side."""
-        text = plus_minus(self.mean, self.std, self.seeds, decimals=decimals) or "no result yet"
-        ends = self.mean - self.std, self.mean + self.std
-        return Dot(self.label, self.method, self.mean, *ends, text, self.published, self.published_std)
+    def of_runs(cls, label: str, method: str, mean: float, std: float, n: int, decimals: int = 2) -> Dot:
+        """The mean of n runs; its interval is the standard deviation to either side."""
+        return cls(label, method, mean, mean - std, mean + std, plus_minus(mean, std, n, decimals=decimals))
 
 
 def mean_over_seen(matrix: Tensor) -> Tensor:
@@ -124,8 +71,11 @@ def mean_over_seen(matrix: Tensor) -> Tensor:
     return torch.stack([row[: stage + 1].mean() for stage, row in enumerate(matrix)])
 
 
-def curves(comparison: Comparison) -> Curves | None:
-    """A line per variant; None if no variant was trained in more than one stage."""
+def curves(comparison: Comparison) -> tuple[list[Line], list[Line]] | None:
+    """Accuracy after each task in percent: mean over the tasks seen so far, and on the first task, a line per variant.
+
+    None if no variant was trained in more than one stage.
+    """
     seen, first = [], []
     for variant in comparison.variants:
         stack = _matrices(variant)
@@ -135,12 +85,19 @@ def curves(comparison: Comparison) -> Curves | None:
             courses = stack[:, -1:].mean(dim=2), stack[:, -1:, 0]
         seen.append(_line(variant, courses[0]))
         first.append(_line(variant, courses[1]))
-    return None if all(line.is_level for line in seen) else Curves(seen, first)
+    return None if all(line.is_level for line in seen) else (seen, first)
 
 
 def heatmaps(comparison: Comparison) -> list[Heatmap]:
-    """The mean accuracy matrix of each variant trained in more than one stage."""
+    """The mean accuracy matrix of each variant trained in more than one stage.
+
+    Where tasks have classes of their own, accuracies on tasks to come are left out: they are 0 and say nothing.
+    """
     stacks = [(variant, _matrices(variant)) for variant in comparison.variants]
+    stacks = [
+        (v, stack if v.results[0].shares_classes else stack.masked_fill(torch.ones_like(stack).triu(1).bool(), nan))
+        for v, stack in stacks
+    ]
     return [
         Heatmap(variant.label, variant.method, len(stack), tuple(tuple(row) for row in stack.mean(dim=0).tolist()))
         for variant, stack in stacks
@@ -148,22 +105,10 @@ def heatmaps(comparison: Comparison) -> list[Heatmap]:
     ]
 
 
-def scores(comparison: Comparison, metric: str = "accuracy") -> list[Score]:
-    """A metric of each variant that has it, over its seeds."""
-    found = [(variant, variant.values(metric)) for variant in comparison.variants]
-    return [Score(variant.label, variant.method, *mean_std(values), len(values)) for variant, values in found if values]
-
-
-def profiles(rows: Sequence[tuple[str, Sequence[Verdict | None]]]) -> tuple[list[Line], list[Line]]:
-    """A line per row of cells, ours and as published; a place without a cell is NaN."""
-    ours, published = [], []
-    for label, verdicts in rows:
-        method = next((v.cell.config.method for v in verdicts if v is not None), label)
-        cells = [Score.of(v) if v is not None else Score(label, method, nan, nan, 0) for v in verdicts]
-        ours.append(Line(label, method, tuple(cell.mean for cell in cells), tuple(cell.std for cell in cells)))
-        theirs = tuple(cell.published for cell in cells), tuple(cell.published_std for cell in cells)
-        published.append(Line(label, method, *theirs))
-    return ours, published
+def scores(comparison: Comparison) -> list[Dot]:
+    """The final accuracy of each variant, over its seeds."""
+    found = [(variant, variant.values("accuracy")) for variant in comparison.variants]
+    return [Dot.of_runs(variant.label, variant.method, *mean_std(values), len(values)) for variant, values in found]
 
 
 def highlights(lines: Sequence[Line], most: int = MOST_NAMED) -> set[str]:
@@ -173,45 +118,6 @@ def highlights(lines: Sequence[Line], most: int = MOST_NAMED) -> set[str]:
     order = sorted(lines, key=lambda line: -inf if isnan(line.mean[-1]) else line.mean[-1], reverse=True)
     first = [line for line in order if line.method == REFERENCE][:1]
     return {line.label for line in list(dict.fromkeys([*first, order[-1], *order]))[:most]}
-
-
-def curve_numbers(found: Curves) -> Numbers:
-    """A row per line and task."""
-    columns = ("line", "after_task", "seen_tasks_mean", "seen_tasks_std", "first_task_mean", "first_task_std", "seeds")
-    rows = [
-        (seen.label, None if seen.is_level else stage, *numbers, seen.seeds)
-        for seen, first in zip(*found, strict=True)
-        for stage, numbers in enumerate(zip(seen.mean, seen.std, first.mean, first.std, strict=True), start=1)
-    ]
-    return Numbers(columns, rows)
-
-
-def heatmap_numbers(maps: Sequence[Heatmap]) -> Numbers:
-    """A row per variant, stage and task."""
-    rows = [
-        (heatmap.label, stage, task, value, heatmap.seeds)
-        for heatmap in maps
-        for stage, row in enumerate(heatmap.rows, start=1)
-        for task, value in enumerate(row, start=1)
-        if not isnan(value)
-    ]
-    return Numbers(("line", "after_task", "on_task", "accuracy_mean", "seeds"), rows)
-
-
-def score_numbers(given: Sequence[Score]) -> Numbers:
-    """A row per score."""
-    rows = [(one.label, one.mean, one.std, one.seeds, one.published, one.published_std) for one in given]
-    return Numbers(("line", "mean", "std", "seeds", "published_mean", "published_std"), rows)
-
-
-def profile_numbers(ours: Sequence[Line], published: Sequence[Line], places: Sequence[str]) -> Numbers:
-    """A row per line and place."""
-    rows = [
-        (line.label, *values)
-        for line, theirs in zip(ours, published, strict=True)
-        for values in zip(places, line.mean, line.std, theirs.mean, strict=True)
-    ]
-    return Numbers(("line", "at", "mean", "std", "published_mean"), rows)
 
 
 def _matrices(variant: Variant) -> Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
+from typing import Any
 
 from holdfast.analysis.comparisons import Comparison
-from holdfast.experiments import EXPERIMENTS, JUDGED, MEASURES, Experiment, Results, Table, Verdict, assess
+from holdfast.experiments import JUDGED, MEASURES, Experiment, Results, Table, Verdict, assess, claims, find_experiment
 from holdfast.metrics import mean_std
 from holdfast.report import text
 from holdfast.report.numbers import Numbers
@@ -25,6 +26,7 @@ __all__ = [
     "latex_table",
     "markdown_table",
     "render",
+    "table_json",
 ]
 
 MARKS = {"agrees": "✓", "differs": "✗", "open": "?", "missing": "–", "unpublished": "·"}
@@ -35,14 +37,8 @@ NOTES = {
     "open": "neither agrees nor differs",
     "unpublished": "no published number is known",
 }
-METRICS = {
-    "accuracy": "accuracy (%)",
-    "task_il_accuracy": "Task-IL accuracy (%)",
-    "forward_transfer": "forward transfer (points)",
-    "backward_transfer": "backward transfer (points)",
-    "forgetting": "forgetting (points)",
-}
-"""The numbers of every run, with their titles."""
+METRICS = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
+"""The measures that every run has."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,8 @@ class CellText:
     """The number to sort by."""
     ours: str = ""
     published: str = ""
+    printed: str = ""
+    """The published number to sort by."""
     status: str = ""
     note: str = ""
     """The status in words."""
@@ -78,10 +76,15 @@ class Block:
     footer: tuple[str, ...] = ()
     """Kendall's tau of each column and the number of rows behind it."""
 
+    @property
+    def printed(self) -> list[bool]:
+        """Which columns have a published number in some row; those get a column of their own."""
+        return [any(cells[place].published for _, cells in self.rows) for place in range(len(self.columns))]
 
-def blocks(table: Table, groups: Sequence[str] | None = None) -> list[Block]:
-    """The blocks of an experiment that have results, or these `groups` of them."""
-    return [_block(table, group) for group in (filled_groups(table) if groups is None else groups)]
+
+def blocks(table: Table, groups: Sequence[str] | None = None, *, missing: bool = True) -> list[Block]:
+    """The blocks of an experiment that have results, or these `groups` of them; rows without any if `missing`."""
+    return [_block(table, group, missing) for group in (filled_groups(table) if groups is None else groups)]
 
 
 def derived_blocks(table: Table) -> list[Block]:
@@ -101,7 +104,7 @@ def comparison_block(comparison: Comparison) -> Block:
         found = [(*mean_std(values), len(values)) for values in map(variant.values, metrics)]
         cells = [CellText(f"{mean:.6f}", text.plus_minus(mean, std, n)) if n else CellText() for mean, std, n in found]
         rows.append((variant.label, cells))
-    return Block(comparison.title, comparison.title, [METRICS[name] for name in metrics], rows)
+    return Block(comparison.title, comparison.title, [MEASURES[name].label for name in metrics], rows)
 
 
 def filled_groups(table: Table) -> list[str]:
@@ -134,6 +137,25 @@ def cell_numbers(tables: Sequence[Table]) -> Numbers:
     return Numbers((*place, *names, "source"), rows)
 
 
+def table_json(table: Table) -> dict[str, Any]:
+    """A table with its verdicts, ranks, leans and claims as plain JSON values; None where a number is not known."""
+    experiment = table.experiment
+    leans = [{"column": lean.column, "direction": lean.direction, "reason": lean.reason} for lean in table.leans]
+    return {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "source": experiment.source,
+        "cells": [
+            {**values, "seeds": [stored.config.seed for stored in verdict.stored]}
+            for values, verdict in zip(cell_numbers([table]).plain(), table.verdicts, strict=True)
+        ],
+        "ranks": [{**rank._asdict(), "tau": None if isnan(rank.tau) else rank.tau} for rank in table.ranks],
+        "leans": leans,
+        "derived": table.derived,
+        "claims": [claim.to_json() for claim in claims(table.verdicts) if claim.checks],
+    }
+
+
 def markdown_table(experiment: Experiment | str, results: Results, *, missing: bool = True) -> str:
     """A table per block of the experiment: each column of ours with the published one beside it.
 
@@ -141,38 +163,41 @@ def markdown_table(experiment: Experiment | str, results: Results, *, missing: b
     ✗ differs, ? is open. The experiment's caveat, if it has one, comes last. With `missing=False`, rows without
     any result are left out as well.
     """
-    experiment = EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment
-    if not missing:
-        filled = {(cell.group, cell.row) for cell in experiment.cells if results.seeds_of(cell.config)}
-        experiment = replace(experiment, cells=tuple(c for c in experiment.cells if (c.group, c.row) in filled))
-    return render(assess(experiment, results), "markdown")
+    return render(_assessed(experiment, results), "markdown", missing=missing)
 
 
 def latex_table(experiment: Experiment | str, results: Results) -> str:
     """The same as `tabular` environments for the booktabs package."""
-    return render(assess(EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment, results), "latex")
+    return render(_assessed(experiment, results), "latex")
 
 
-def render(table: Table, format: str) -> str:
-    """The blocks of a table as `markdown` or `latex`."""
-    made = [_markdown(block) if format == "markdown" else _latex(block) for block in blocks(table)]
+def _assessed(experiment: Experiment | str, results: Results) -> Table:
+    return assess(find_experiment(experiment) if isinstance(experiment, str) else experiment, results)
+
+
+def render(table: Table, format: str, *, missing: bool = True) -> str:
+    """The blocks of a table as `markdown` or `latex`, with rows that have no result if `missing`."""
+    write = {"markdown": _markdown, "latex": _latex}[format]
+    made = [write(block) for block in blocks(table, missing=missing)]
     comment = "" if format == "markdown" else "% "
     if made and table.experiment.caveat:
         made.append(f"{comment}{table.experiment.caveat}\n")
     return "\n".join(made) or f"{comment}No result of {table.experiment.name} yet.\n"
 
 
-def _block(table: Table, group: str) -> Block:
+def _block(table: Table, group: str, missing: bool) -> Block:
     columns = filled_columns(table, group)
     ranks = {rank.column: rank for rank in table.ranks if rank.group == group and rank.n > 2 and not isnan(rank.tau)}
     footer = tuple(f"{ranks[column].tau:.2f} ({ranks[column].n})" if column in ranks else "" for column in columns)
     are_methods = all(v.cell.row == v.cell.config.method for v in table.verdicts if v.cell.group == group)
     rows = [(name, [_cell(table.at(group, name, column)) for column in columns]) for name in table.rows(group)]
+    if not any(cell.published for _, cells in rows for cell in cells):  # then it goes without saying in each of them
+        rows = [(name, [replace(cell, status="", note="") for cell in cells]) for name, cells in rows]
     return Block(
         title=group,
         label=f"{table.experiment.title}, {group}",
         columns=[column_title(column) for column in columns],
-        rows=[(name, cells) for name, cells in rows if any(cell.ours or cell.published for cell in cells)],
+        rows=[(n, cells) for n, cells in rows if any(c.ours or (missing and c.published) for c in cells)],
         corner="method" if are_methods else "setting",
         footer=footer if any(footer) else (),
     )
@@ -188,6 +213,7 @@ def _cell(verdict: Verdict | None) -> CellText:
         value="" if isnan(verdict.mean) else f"{verdict.mean:.6f}",
         ours=text.plus_minus(verdict.mean, verdict.std, verdict.n, decimals=digits),
         published=text.plus_minus(*verdict.published[:2], decimals=digits) if verdict.published else "",
+        printed=str(verdict.published.mean) if verdict.published else "",
         status=verdict.status,
         note=note,
         source=verdict.published.source if verdict.published else "",
@@ -200,14 +226,13 @@ def _number(value: float | None, format: str) -> CellText:
 
 def _grid(block: Block) -> list[list[str]]:
     """Heading and rows as text; a column of ours is followed by the published one where there is any."""
-    printed = [any(cells[place].published for _, cells in block.rows) for place in range(len(block.columns))]
     heading = [""]
-    for column, paired in zip(block.columns, printed, strict=True):
+    for column, paired in zip(block.columns, block.printed, strict=True):
         heading += [column, "published"] if paired else [column]
     rows = []
     for name, cells in block.rows:
         row = [name]
-        for cell, paired in zip(cells, printed, strict=True):
+        for cell, paired in zip(cells, block.printed, strict=True):
             mark = f" {cell.mark}" if cell.status in JUDGED else ""
             ours = f"{cell.ours}{mark}" if cell.ours else cell.mark
             row += [ours, cell.published] if paired else [ours]

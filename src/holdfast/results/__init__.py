@@ -1,7 +1,6 @@
 """Results of runs: what they are, and how they are written to and read from files."""
 
 from holdfast.results.result import RunResult, environment
-from holdfast.results.schema import parse_json, read_json, validated, write_json
 from holdfast.results.store import (
     LOGITS,
     RESULT,
@@ -11,6 +10,7 @@ from holdfast.results.store import (
     read,
     read_logits,
     read_weights,
+    remove_scratch,
     save,
 )
 
@@ -22,12 +22,9 @@ __all__ = [
     "check_writable",
     "environment",
     "find",
-    "parse_json",
     "read",
-    "read_json",
     "read_logits",
     "read_weights",
+    "remove_scratch",
     "save",
-    "validated",
-    "write_json",
 ]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
-from holdfast.results.schema import validated
+from holdfast.schema import validated
 
 __all__ = ["RunResult", "environment"]
 
@@ -58,6 +58,14 @@ class RunResult:
     def forward_transfer(self) -> float:
         """Forward transfer in points; NaN with one task."""
         return metrics.forward_transfer(self.matrix, self.untrained)
+
+    @property
+    def shares_classes(self) -> bool:
+        """Whether all tasks have the same classes (Domain-IL): then knowing the task tells nothing about the class.
+
+        Forward transfer means something only there. Of classes that come later, a network cannot know anything yet.
+        """
+        return torch.equal(self.matrix.nan_to_num(-1), self.task_matrix.nan_to_num(-1))
 
     @property
     def backward_transfer(self) -> float:

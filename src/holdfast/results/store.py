@@ -9,20 +9,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.files import flush, locked
+from holdfast.files import flush, locked, telling
 from holdfast.results.result import RunResult
-from holdfast.results.schema import read_json
+from holdfast.schema import read_json
 
-__all__ = ["LOGITS", "RESULT", "WEIGHTS", "check_writable", "find", "read", "read_logits", "read_weights", "save"]
+__all__ = ["LOGITS", "RESULT", "WEIGHTS", "check_writable", "find", "read", "read_logits", "read_weights"]
+__all__ += ["remove_scratch", "save"]
 
 RESULT, LOGITS, WEIGHTS = "result.json", "logits.safetensors", "weights.safetensors"
 
+ADVICE = "Choose another folder with --out."
 ABANDONED_SECONDS = 3600
 """A scratch folder of this age belongs to a process that was killed."""
 
@@ -32,16 +33,11 @@ def save(result: RunResult, out: Path) -> Path:
 
     A result of the same fingerprint is replaced. What was saved survives a power failure.
     """
-    try:
+    with telling(HoldfastError, f"the result could not be written to {out}", ADVICE):
         out.mkdir(parents=True, exist_ok=True)
         with locked(out):  # Two processes that save one run would trip over each other.
-            _remove_abandoned(out)
+            remove_scratch(out, age=ABANDONED_SECONDS)
             return _write(result, out)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise HoldfastError(
-            f"the result could not be written to {out}: {reason}. Choose another folder with --out."
-        ) from error
 
 
 def _write(result: RunResult, out: Path) -> Path:
@@ -84,23 +80,18 @@ def _replace_files(scratch: Path, target: Path) -> None:
     flush(target)
 
 
-def _remove_abandoned(out: Path) -> None:
-    """Remove the scratch folders of processes that were killed while they saved."""
-    for folder in out.glob(".????????????????-*"):
-        if time.time() - folder.lstat().st_mtime > ABANDONED_SECONDS:
+def remove_scratch(out: Path, fingerprint: str = 16 * "?", *, age: float = 0.0) -> None:
+    """Remove what processes that were killed while they saved left, if it is `age` seconds old. For a locked `out`."""
+    for folder in out.glob(f".{fingerprint}-*"):
+        if time.time() - folder.lstat().st_mtime >= age:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_writable(out: Path) -> None:
     """Raise now rather than after hours of training if nothing can be written to `out`; creates the folder."""
-    try:
+    with telling(HoldfastError, f"nothing can be written to {out}", ADVICE):
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise HoldfastError(
-            f"nothing can be written to {out}: {error.strerror or error}. Choose another folder with --out."
-        ) from error
+        tempfile.TemporaryFile(dir=out).close()
 
 
 def read(folder: Path, *, tensors: bool = False) -> RunResult:
@@ -127,12 +118,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         return {}
-    try:
+    with telling(HoldfastError, f"{path} is not readable"):
         if not path.is_file():
             raise OSError("it is not a regular file")
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise HoldfastError(f"{path} is not readable: {error}.") from error
 
 
 def find(out: Path, config: RunConfig) -> RunResult | None:

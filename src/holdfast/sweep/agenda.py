@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,7 +13,8 @@ from pathlib import Path
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.experiments import Results
-from holdfast.files import locked, replacing
+from holdfast.files import locked
+from holdfast.schema import read_json, write_json
 from holdfast.sweep.leases import HEARTBEAT, Leases
 from holdfast.sweep.runner import Event, checkpoint_path
 
@@ -142,8 +141,7 @@ def _is_finished(out: Path, config: RunConfig) -> bool:
 def _remove_scratch(out: Path, config: RunConfig) -> None:
     """Remove the folders that a process killed while saving this run left. Only for the owner of its lease."""
     with suppress(OSError), locked(out):  # `holdfast run` saves without a lease: wait until it has
-        for folder in out.glob(f".{config.fingerprint}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        results.remove_scratch(out, config.fingerprint)
 
 
 def _failure_path(out: Path, config: RunConfig) -> Path:
@@ -168,12 +166,12 @@ def _record_failure(out: Path, event: Event) -> None:
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "platform": platform.platform(),
     }
-    with suppress(OSError), replacing(_failure_path(out, event.config)) as scratch:
-        scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with suppress(OSError):
+        write_json(_failure_path(out, event.config), record)
 
 
 def _recorded_error(out: Path, config: RunConfig) -> str:
     try:
-        return str(results.read_json(_failure_path(out, config))["error"])
+        return str(read_json(_failure_path(out, config))["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return "failed in another sweep"

@@ -7,9 +7,11 @@ address that fsspec knows (s3://, gs://, ...; see `holdfast.sweep.remote`).
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, nullcontext, suppress
@@ -24,7 +26,7 @@ from holdfast.devices import choose_device
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.sweep.remote import Remote
-from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure
+from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure, hand_out
 
 __all__ = ["RayRunner"]
 
@@ -60,19 +62,13 @@ class RayRunner:
     ) -> None:
         data = data_root(job.data).absolute() if job.data else None
         job = job._replace(out=job.out.absolute(), data=data, device=self.device)
-        more = True
+        more, url = True, self.remote.url if self.remote else None
+
+        def start(config: RunConfig) -> None:
+            running[task.remote(config.to_dict(), job, url)] = config
+
         while more or running:
-            while more and len(running) < self._room():
-                try:
-                    config = next(configs)
-                except StopIteration:
-                    more = False
-                    break
-                if config is None:
-                    break
-                url = self.remote.url if self.remote else None
-                running[task.remote(config.to_dict(), job, url)] = config
-                emit(Event("started", config))
+            more = more and hand_out(configs, lambda: len(running) < self._room(), start, emit)
             ready = self.ray.wait(list(running), timeout=POLL)[0] if running else []
             if more and not running:
                 time.sleep(POLL)
@@ -132,10 +128,15 @@ class RayRunner:
         own: dict[str, Any] = {"address": self.address} if self.address else {"num_cpus": self.jobs or os.cpu_count()}
         if not self.address:
             own |= {"address": "local", "include_dashboard": False}
+        answers = signal.getsignal(signal.SIGTERM)
         try:
             # Ray puts the current folder on its workers' search path, where a file could take any package's place.
             with chdir(sys.prefix):
                 self.ray.init(**own, log_to_driver=False, logging_level="error", configure_logging=True)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, answers)  # Ray puts one of its own there, which ends the program at once
+        except SystemExit:
+            raise KeyboardInterrupt from None  # it did, before we could put ours back
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
             raise HoldfastError(_unreachable(self.address or "local", str(error))) from error
         try:

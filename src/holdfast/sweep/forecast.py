@@ -1,4 +1,4 @@
-"""How long runs will take, judged by earlier ones."""
+"""How long runs will take, judged by earlier ones, or else by machines that were measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device
 from holdfast.experiments import Results
+from holdfast.workload import expected_seconds
 
 __all__ = ["Forecast", "Rates", "forecast"]
 
@@ -19,7 +20,9 @@ class Forecast(NamedTuple):
     seconds: float
     """Wall time of the runs whose time can be told."""
     unknown: list[RunConfig]
-    """Runs of benchmarks that were never measured."""
+    """Runs of benchmarks about which nothing is known."""
+    guessed: int
+    """Of how many runs the time is a guess, because none like them was measured here."""
 
 
 class Rates:
@@ -27,7 +30,7 @@ class Rates:
 
     def __init__(self, known: Results, device: str) -> None:
         # A GPU that is named may be on another machine, so it is not looked for here.
-        device_type = choose_device(device).type if device == "auto" else device.partition(":")[0]
+        self._type = device_type = choose_device(device).type if device == "auto" else device.partition(":")[0]
         self._seconds: dict[tuple[object, ...], list[float]] = {}
         for stored in known:
             if stored.result.environment.get("device_type") == device_type:
@@ -35,7 +38,11 @@ class Rates:
                     self._seconds.setdefault(key, []).append(stored.result.seconds)
 
     def seconds(self, config: RunConfig) -> float | None:
-        """The time the run will take alone, or None if no run like it was measured."""
+        """The time the run will take alone, measured or guessed; None if there is nothing to go by."""
+        return self.measured(config) or expected_seconds(config, self._type)
+
+    def measured(self, config: RunConfig) -> float | None:
+        """The time that runs like this one took here, or None if there was none."""
         for key in _likeness(config):
             if key in self._seconds:
                 return median(self._seconds[key])
@@ -53,7 +60,9 @@ def _likeness(config: RunConfig) -> Iterator[tuple[object, ...]]:
 def forecast(configs: Sequence[RunConfig], known: Results, *, jobs: int, device: str = "auto") -> Forecast:
     """How long the runs will take, `jobs` at a time, judged by the times in `known` on this kind of device."""
     rates = Rates(known, device)
-    each = [(config, rates.seconds(config)) for config in configs]
-    told = [seconds for _, seconds in each if seconds is not None]
+    each = {config: rates.seconds(config) for config in configs}
+    told = [seconds for seconds in each.values() if seconds is not None]
+    unknown = [config for config, seconds in each.items() if seconds is None]
+    measured = sum(rates.measured(config) is not None for config in each)
     # However many go at once, it takes as long as the longest run.
-    return Forecast(max([sum(told) / max(1, jobs), *told], default=0.0), [c for c, seconds in each if seconds is None])
+    return Forecast(max([sum(told) / max(1, jobs), *told], default=0.0), unknown, len(told) - measured)

@@ -28,6 +28,7 @@ from holdfast.sweep.runner import (
     Job,
     carry_out,
     failure,
+    hand_out,
     learned,
     signals_blocked,
     throttled,
@@ -54,9 +55,20 @@ class ProcessRunner:
         """See `Runner`."""
         workers: list[_Worker] = []
         more = True
+
+        def has_room() -> bool:
+            return self._has_room([worker.config for worker in workers if worker.config])
+
+        def start(config: RunConfig) -> None:
+            idle = next((worker for worker in workers if worker.config is None), None)
+            if idle is None:
+                idle = _Worker(job)
+                workers.append(idle)
+            idle.tell(config)
+
         try:
             while True:
-                more = more and self._hand_out(configs, job, workers, emit)
+                more = more and hand_out(configs, has_room, start, emit)
                 busy = [worker for worker in workers if worker.config]
                 if not more and not busy:
                     return
@@ -65,23 +77,6 @@ class ProcessRunner:
                 workers[:] = [worker for worker in workers if worker.config or worker.process.is_alive()]
         finally:
             _end(workers)
-
-    def _hand_out(self, configs: Iterator[RunConfig | None], job: Job, workers: list[_Worker], emit: Emit) -> bool:
-        """Give runs to idle workers, and to new ones while there is room; False once no run is left."""
-        while self._has_room([worker.config for worker in workers if worker.config]):
-            try:
-                config = next(configs)
-            except StopIteration:
-                return False
-            if config is None:
-                return True
-            idle = next((worker for worker in workers if worker.config is None), None)
-            if idle is None:
-                idle = _Worker(job)
-                workers.append(idle)
-            idle.give(config)
-            emit(Event("started", config))
-        return True
 
     def _has_room(self, running: list[RunConfig]) -> bool:
         if self.jobs or not running:
@@ -108,7 +103,7 @@ def _listen(busy: list[_Worker], emit: Emit) -> None:
     for worker in busy:
         for event in worker.news():
             if emit(event) and worker.config == event.config:
-                worker.abandon()
+                worker.tell(None)
 
 
 class _Worker:
@@ -122,16 +117,11 @@ class _Worker:
         theirs.close()
         self.config: RunConfig | None = None
 
-    def give(self, config: RunConfig) -> None:
-        """Have it carry out a run."""
-        self.config = config
+    def tell(self, config: RunConfig | None) -> None:
+        """Have it carry out a run; with None, leave its run, unless it has just finished it."""
+        self.config = config or self.config
         with suppress(OSError):  # it is dead; `news` reports that
-            self.pipe.send(config.to_dict())
-
-    def abandon(self) -> None:
-        """Have it leave its run, unless it has just finished it."""
-        with suppress(OSError):
-            self.pipe.send(None)
+            self.pipe.send(config and config.to_dict())
 
     def news(self) -> Iterator[Event]:
         """Its messages since the last call; its death is the failure of its run."""

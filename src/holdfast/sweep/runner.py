@@ -24,7 +24,7 @@ from holdfast.run_state import Checkpointer, Progress
 from holdfast.training import run
 
 __all__ = ["GRACE", "POLL", "Abandoned", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path"]
-__all__ += ["failure", "learned", "make_checkpointer", "save", "signals_blocked", "throttled"]
+__all__ += ["failure", "hand_out", "learned", "make_checkpointer", "save", "signals_blocked", "throttled"]
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,22 @@ class Runner(Protocol):
         called instead.
         """
         ...
+
+
+def hand_out(
+    configs: Iterator[RunConfig | None], has_room: Callable[[], bool], start: Callable[[RunConfig], object], emit: Emit
+) -> bool:
+    """Start runs while there is room for more; False once no run is left."""
+    while has_room():
+        try:
+            config = next(configs)
+        except StopIteration:
+            return False
+        if config is None:
+            break
+        start(config)
+        emit(Event("started", config))
+    return True
 
 
 def checkpoint_path(out: Path, config: RunConfig) -> Path:

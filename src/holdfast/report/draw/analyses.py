@@ -1,8 +1,8 @@
-"""Figures of the analyses: reliability, recency, robustness, each task over time, and the corruptions themselves."""
+"""Figures of the analyses: reliability, recency, robustness, and the corruptions themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from holdfast.analysis import CATEGORIES, CORRUPTIONS, SEVERITIES, Calibration, Estimate, contact_sheet
-from holdfast.analysis.findings import Summary
+from holdfast.analysis import CATEGORIES, CORRUPTIONS, SEVERITIES, Calibration, contact_sheet
 from holdfast.errors import HoldfastError
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
-from holdfast.report.draw.runs import draw_cells, plot_line, task_ticks
+from holdfast.report.draw.runs import draw_cells
 from holdfast.report.draw.style import INK, Style, looks
 from holdfast.report.text import shorten
 
@@ -28,27 +27,25 @@ __all__ = [
     "draw_recency",
     "draw_reliability",
     "draw_robustness",
-    "draw_tasks",
     "save_contact_sheet",
 ]
 
 LONGEST = 22  # characters of a name in a figure
-MOST_PANELS = 10  # tasks drawn one by one; of more tasks, as many are chosen
 
 
-def draw_reliability(found: Sequence[tuple[Summary, Calibration, float]], *, title: str = "") -> Figure:
-    """Reliability diagrams side by side, with the ECE in percent; below each, where its confidences lie."""
-    across = per_row(len(found), 5)
-    styles = looks({summary.label: summary.method for summary, _, _ in found})
-    width, height = across * 2.15 + 0.65, ceil(len(found) / across) * 2.95 + 0.55
+def draw_reliability(found: Sequence[tuple[str, str, Calibration, float]], *, title: str = "") -> Figure:
+    """Reliability diagrams by label and method, with the ECE in percent; below each, where its confidences lie."""
+    across = per_row(len(found), 6)
+    styles = looks({label: method for label, method, _, _ in found})
+    width, height = across * 1.85 + 0.65, ceil(len(found) / across) * 2.6 + 0.55
     with blank(width, height, title) as figure:
-        for number, (left, top) in enumerate(places(len(found), across, (2.15, 2.95), 0.6, 0.4)):
-            summary, bins, ece = found[number]
-            style, is_first = styles[summary.label], number % across == 0
-            panel = add_panel(figure, (left, top + 0.45, 1.95, 1.55))
-            strip = add_panel(figure, (left, top + 2.08, 1.95, 0.32))
+        for number, (left, top) in enumerate(places(len(found), across, (1.85, 2.6), 0.6, 0.4)):
+            label, _, bins, ece = found[number]
+            style, is_first = styles[label], number % across == 0
+            panel = add_panel(figure, (left, top + 0.45, 1.65, 1.25))
+            strip = add_panel(figure, (left, top + 1.78, 1.65, 0.3))
             _draw_diagram(panel, strip, bins, style)
-            panel.set_title(f"{shorten(summary.label, 19)}\nECE {ece:.1f} %", fontsize=10.5, color=style.color)
+            panel.set_title(f"{shorten(label, 16)}\nECE {ece:.1f} %", fontsize=10.5, color=style.color)
             panel.tick_params(labelbottom=False, labelleft=is_first)
             strip.set_xlabel("confidence", labelpad=1)
             if is_first:
@@ -75,21 +72,22 @@ def _draw_diagram(panel: Axes, strip: Axes, bins: Calibration, style: Style) -> 
     strip.grid(False)
 
 
-def draw_recency(found: Sequence[tuple[Summary, Sequence[float], float]], *, title: str = "") -> Figure:
-    """A group of bars per method: the average probability of each task, with the gap between last and first."""
-    tasks = len(found[0][1])
-    highest = max(max(probabilities) for _, probabilities, _ in found)
-    styles = looks({summary.label: summary.method for summary, _, _ in found})
+def draw_recency(found: Sequence[tuple[str, str, Sequence[float], float]], *, title: str = "") -> Figure:
+    """A group of bars per label and method: the average probability of each task, and the gap of last and first."""
+    tasks = len(found[0][2])
+    highest = max(max(probabilities) for _, _, probabilities, _ in found)
+    styles = looks({label: method for label, method, _, _ in found})
     wide = max(1.25, 0.21 * tasks)
     across = per_row(len(found), max(1, int(10.5 / (wide + 0.15))))
-    width, height = across * (wide + 0.15) + 0.75, ceil(len(found) / across) * 2.65 + 0.4
+    width, height = across * (wide + 0.15) + 0.75, ceil(len(found) / across) * 2.25 + 0.4
     with blank(width, height, title) as figure:
-        for number, (left, top) in enumerate(places(len(found), across, (wide + 0.15, 2.65), 0.65, 0.4)):
-            summary, probabilities, gap = found[number]
-            panel = add_panel(figure, (left, top + 0.5, wide, 1.65))
-            _draw_group(panel, probabilities, styles[summary.label])
-            name = shorten(summary.label, int(wide / 0.1))
-            panel.set_title(f"{name}\ngap {gap:+.2f}", fontsize=10.5, color=styles[summary.label].color)
+        for number, (left, top) in enumerate(places(len(found), across, (wide + 0.15, 2.25), 0.65, 0.4)):
+            label, _, probabilities, gap = found[number]
+            panel = add_panel(figure, (left, top + 0.5, wide, 1.25))
+            _draw_group(panel, probabilities, styles[label])
+            panel.set_title(
+                f"{shorten(label, int(wide / 0.1))}\ngap {gap:+.2f}", fontsize=10.5, color=styles[label].color
+            )
             panel.set_ylim(0, 1.08 * highest)
             panel.tick_params(labelleft=number % across == 0)
             panel.set_ylabel("probability" if number % across == 0 else "")
@@ -133,72 +131,10 @@ def draw_robustness(
                 panel.axvline(place + 0.5, color=INK["paper"], linewidth=4)
         for category in CATEGORIES:
             inside = [place for place, name in enumerate(categories, start=1) if name == category]
-            if inside:
+            if inside and len(columns) > len(CATEGORIES) + 1:  # else the columns are the categories
                 panel.text(fmean(inside), 0.35, category, ha="center", va="bottom", color=INK["muted"], fontsize=10)
         add_note(figure, note, left=0.12)
     return figure
-
-
-def draw_tasks(found: Sequence[Summary], *, title: str = "") -> Figure:
-    """A panel per task: the accuracy on it while later tasks were learned; of many tasks, some."""
-    tasks = len(found[0].transfer.curves)
-    chosen = _spread_over(tasks - 1, MOST_PANELS)  # nothing comes after the last task
-    across, styles = per_row(len(chosen), 5), looks({summary.label: summary.method for summary in found})
-    head = 0.55 + 0.24 * ceil(len(found) / 6)
-    low = min(point.mean for one in found for task in chosen for point in _learned(one, task).values())
-    width, height = across * 2.1 + 0.75, head + ceil(len(chosen) / across) * 2.2 + 0.05
-    with blank(width, height, title) as figure:
-        for number, (left, top) in enumerate(places(len(chosen), across, (2.1, 2.2), 0.65, head)):
-            panel = add_panel(figure, (left, top + 0.3, 1.9, 1.4))
-            for summary in found:
-                curve = _learned(summary, chosen[number])
-                _draw_curve(panel, curve, styles[summary.label], tasks, band=len(found) <= 4)
-            panel.set(xlim=(0.6, tasks + 0.4), ylim=(10 * (low // 10), 102), title=f"task {chosen[number] + 1}")
-            panel.set_xticks(list(task_ticks(tasks)))
-            panel.set_xlabel("after task", labelpad=1)
-            panel.tick_params(labelleft=number % across == 0, length=2)
-            panel.set_ylabel("accuracy (%)" if number % across == 0 else "")
-        _name_lines(figure, styles)
-    return figure
-
-
-def _learned(summary: Summary, task: int) -> dict[int, Estimate]:
-    """The accuracy on a task (from 0) after it and each later one (from 1)."""
-    later = enumerate(summary.transfer.curves[task][task:], start=task + 1)
-    return {after: value for after, value in later if value is not None}
-
-
-def _draw_curve(panel: Axes, curve: Mapping[int, Estimate], style: Style, tasks: int, *, band: bool) -> None:
-    plot_line(panel, list(curve), [value.mean for value in curve.values()], style, markevery=max(1, tasks // 5))
-    bounds = [(after, v.low, v.high) for after, v in curve.items() if v.low is not None and v.high is not None]
-    if band and bounds:
-        stages, low, high = zip(*bounds, strict=True)
-        panel.fill_between(stages, low, high, color=style.color, alpha=0.12, linewidth=0)
-
-
-def _name_lines(figure: Figure, styles: Mapping[str, Style]) -> None:
-    """The names of the lines in a strip below the title, each beside a piece of its line."""
-    from matplotlib.lines import Line2D
-
-    width, height = figure.get_size_inches()
-    legend = figure.legend(
-        [Line2D([], [], **style.line) for style in styles.values()],
-        [shorten(label, LONGEST) for label in styles],
-        labelcolor=[style.color for style in styles.values()],
-        ncols=min(6, len(styles)),
-        loc="upper left",
-        bbox_to_anchor=(0.05 / width, 1 - 0.38 / height),
-        frameon=False,
-        fontsize=10,
-    )
-    legend.set_in_layout(False)
-
-
-def _spread_over(count: int, most: int) -> list[int]:
-    """At most so many of `count` places, first and last among them, as evenly as they go."""
-    if count <= most:
-        return list(range(count))
-    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
 def draw_contact_sheet(images: Tensor) -> Figure:

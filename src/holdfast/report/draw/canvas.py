@@ -33,10 +33,11 @@ GROUP = re.compile(r'^g id="[^"]*"')  # nothing refers to groups
 
 @contextmanager
 def blank(width: float, height: float, title: str = "", *, grid: str = "y") -> Iterator[Figure]:
-    """An empty figure of so many inches in the house style, its title at the top left."""
+    """An empty figure of so many inches in the house style, its title at the top left; wider if the title needs it."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    width = max(width, 0.25 + 0.1 * len(title))
     with mpl.rc_context(STYLE | {"axes.grid": bool(grid), "axes.grid.axis": grid or "both"}):
         figure = Figure(figsize=(width, height), facecolor=INK["paper"])
         if title:
@@ -74,8 +75,8 @@ def text_width(texts: Iterator[str] | list[str]) -> float:
     return 0.085 * max(map(len, texts), default=0)
 
 
-def save_figure(figure: Figure, path: Path, numbers: Numbers | None = None) -> Path:
-    """Write `path` as PNG and SVG, with the numbers behind it as CSV and JSON if given; returns the PNG's path."""
+def save_figure(figure: Figure, path: Path, numbers: Numbers | None = None, *, json: bool = True) -> Path:
+    """Write `path` as PNG and SVG, with the numbers behind it as CSV (and JSON) if given; returns the PNG's path."""
     import matplotlib as mpl
 
     try:
@@ -85,7 +86,8 @@ def save_figure(figure: Figure, path: Path, numbers: Numbers | None = None) -> P
             figure.savefig(path.with_suffix(".png"), dpi=160)
         if numbers is not None:
             path.with_suffix(".csv").write_text(numbers.csv(), encoding="utf-8")
-            path.with_suffix(".json").write_text(numbers.json(), encoding="utf-8")
+            if json:
+                path.with_suffix(".json").write_text(numbers.json(), encoding="utf-8")
     except OSError as error:
         raise HoldfastError(f"the figure could not be written to {path.parent}: {error.strerror or error}.") from error
     return path.with_suffix(".png")

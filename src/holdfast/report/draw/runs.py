@@ -7,7 +7,7 @@ from math import ceil, isnan
 from typing import TYPE_CHECKING, Any
 
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
-from holdfast.report.draw.style import COLORMAP, INK, QUIET, Style, looks
+from holdfast.report.draw.style import INK, QUIET, Style, color_map, looks
 from holdfast.report.series import Dot, Heatmap, Line, highlights
 from holdfast.report.text import shorten
 
@@ -20,8 +20,10 @@ __all__ = ["draw_cells", "draw_dots", "draw_heatmaps", "draw_lines", "plot_line"
 LABEL_GAP = 12.5  # points between the names at the ends of lines
 LONGEST = 30  # characters of a name in a figure
 PANEL = 2.9  # inches: width of a panel with lines; two of them fill half a page
-DOTS = 2.6  # inches: width of a panel with dots; with names and numbers beside it, about what a phone shows unscaled
+DOTS, FEW_DOTS, MANY_DOTS = 2.6, 1.25, 0.75  # inches: width of a panel with dots if it is alone, one of a few, of many
+FAR = 5.0  # bands from the published value up to which a panel makes room for a dot
 MARGIN = 0.75  # inches left of a panel, for numbers and their unit
+DARK_CELLS = 0.29  # share of the colour scale on which white letters can be read better than black ones
 MOST_BANDS = 4  # lines that can show their standard deviation as a band without hiding each other
 
 
@@ -44,7 +46,7 @@ def draw_lines(
         for label, style in looks({line.label: line.method for line in lines}).items()
     }
     names = 0.33 + text_width([shorten(line.label, LONGEST) for line in lines if line.label in named])
-    width, height = MARGIN + len(panels) * (PANEL + names), max(3.2, 1.2 + len(named) * 0.24)
+    width, height = MARGIN + len(panels) * (PANEL + names), max(2.8, 1.2 + len(named) * 0.24)
     top, last = 0.65 if title else 0.35, max(len(line.mean) for line in lines)
     with blank(width, height, title) as figure:
         drawn: list[Axes] = []
@@ -70,8 +72,8 @@ def task_ticks(tasks: int) -> dict[int, str]:
 
 def draw_heatmaps(maps: Sequence[Heatmap], *, title: str = "") -> Figure:
     """Accuracy matrices side by side on one colour scale: a row per stage, a column per task."""
-    across = per_row(len(maps), 5)
-    side = 1.75 if across > 2 else 2.6
+    across = per_row(len(maps), 7)
+    side = 1.35 if across > 5 else 1.75 if across > 2 else 2.6
     top, size = 0.7 if title else 0.35, (side + 0.2, side + 0.5)
     width, height = across * size[0] + 1.5, ceil(len(maps) / across) * size[1] + top + 0.25
     low, high = _limits([row for heatmap in maps for row in heatmap.rows])
@@ -99,48 +101,72 @@ def draw_cells(
     """A table as coloured cells, row and column 1 at the top left; with the numbers in them if `numbered`."""
     low, high = limits
     extent = (0.5, len(rows[0]) + 0.5, len(rows) + 0.5, 0.5)
-    panel.imshow(rows, COLORMAP, vmin=low, vmax=high, extent=extent, aspect="auto", interpolation="none", zorder=0)
+    panel.imshow(rows, color_map(), vmin=low, vmax=high, extent=extent, aspect="auto", interpolation="none", zorder=0)
     for at, row in enumerate(rows if numbered else [], start=1):
         for column, value in enumerate(row, start=1):
             if not isnan(value):
                 # The cells are the same in both themes, and so is their ink. Pure white would change with the theme.
-                color = "#fefefe" if value < (low + high) / 2 else "black"
+                color = "#fefefe" if value < low + DARK_CELLS * (high - low) else "black"
                 panel.text(column, at, f"{value:{format}}", ha="center", va="center", fontsize=10, color=color)
 
 
 def draw_dots(
-    panels: Mapping[str, Sequence[Dot]], *, title: str = "", axis: str = "", note: str = "", from_zero: bool = False
+    panels: Mapping[str, Sequence[Dot]],
+    *,
+    order: Sequence[str] = (),
+    bands: Mapping[str, float] | None = None,
+    title: str = "",
+    axis: str = "",
+    note: str = "",
+    from_zero: bool = False,
 ) -> Figure:
-    """A row per label with a dot and its interval, open diamonds for published numbers; a panel for each entry.
+    """A row per label with a dot and its interval, and the number in words; a panel for each entry.
 
-    The rows are those of the first panel. A line marks zero where a panel reaches it, as it does if `from_zero`.
+    The rows come in this `order`, or as in the first panel. A panel with a band is of differences: the band to either
+    side of 0 is shaded, and what lies far beyond it is an arrow at the edge. A line marks zero where a panel reaches
+    it, as it does if `from_zero`.
     """
-    rows = list(next(iter(panels.values())))
-    styles = looks({dot.label: dot.method for dot in rows}, variants_differ=False)
-    names = 0.25 + text_width([shorten(dot.label, LONGEST) for dot in rows])
-    texts = [0.25 + text_width([dot.text for dot in dots]) for dots in panels.values()]
-    top, tall = 0.65 if title else 0.35, 0.3 * len(rows)
+    rows = list(order) or [dot.label for dot in next(iter(panels.values()))]
+    styles = looks({dot.label: dot.method for dots in panels.values() for dot in dots}, variants_differ=False)
+    names = 0.25 + text_width([shorten(label, LONGEST) for label in rows])
+    texts = [0.2 + text_width([dot.text for dot in dots if dot.text]) for dots in panels.values()]
+    wide = DOTS if len(panels) == 1 else FEW_DOTS if len(panels) < 4 else MANY_DOTS
+    heads = [what.replace(", ", "\n") if len(panels) > 1 else what for what in panels]
+    top, tall = (0.65 if title else 0.35) + 0.18 * max(head.count("\n") for head in heads), 0.27 * len(rows)
     bottom = 0.55 + (0.25 if note else 0)
-    with blank(names + sum(texts) + len(panels) * DOTS, top + tall + bottom, title, grid="x") as figure:
+    with blank(names + sum(texts) + len(panels) * wide, top + tall + bottom, title, grid="x") as figure:
         for number, (what, dots) in enumerate(panels.items()):
-            panel = add_panel(figure, (names + number * DOTS + sum(texts[:number]), top, DOTS, tall))
+            panel = add_panel(figure, (names + number * wide + sum(texts[:number]), top, wide, tall))
             for dot in dots:
-                place = next(row for row, other in enumerate(rows) if other.label == dot.label)
-                _draw_dot(panel, dot, place, styles[dot.label])
-            panel.set_yticks(range(len(rows)), [shorten(dot.label, LONGEST) if number == 0 else "" for dot in rows])
+                _draw_dot(panel, dot, rows.index(dot.label), styles[dot.label])
+            panel.set_yticks(range(len(rows)), [shorten(label, LONGEST) if number == 0 else "" for label in rows])
             panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
             panel.margins(x=0.08)
-            panel.locator_params(axis="x", nbins=4)
-            if from_zero:
+            panel.locator_params(axis="x", nbins=4 if len(panels) == 1 else 3)
+            if bands and what in bands:
+                _draw_band(panel, dots, bands[what], rows)
+            elif from_zero:
                 panel.set_xlim(min(0.0, panel.get_xlim()[0]), max(0.0, panel.get_xlim()[1]))
             if panel.get_xlim()[0] <= 0 <= panel.get_xlim()[1]:
                 panel.axvline(0, color=INK["muted"], linewidth=0.9)
             panel.set_ylim(len(rows) - 0.4, -0.6)
             panel.set_xlabel(axis)
-            panel.set_title(what, fontsize=10, color=INK["muted"])
+            panel.set_title(heads[number], fontsize=10, color=INK["muted"])
         if note:
             add_note(figure, note, left=names)
     return figure
+
+
+def _draw_band(panel: Axes, dots: Sequence[Dot], band: float, rows: Sequence[str]) -> None:
+    """The band of differences that do not matter, and arrows for dots too far from it to be shown in their place."""
+    panel.axvspan(-band, band, color=INK["grid"], alpha=0.6, linewidth=0)
+    edge = max([1.5 * band, *(1.15 * abs(dot.mean) for dot in dots if abs(dot.mean) <= FAR * band)])
+    panel.set_xlim(-edge, edge)
+    for dot in dots:
+        if abs(dot.mean) > edge:
+            side = edge if dot.mean > 0 else -edge
+            marker = ">" if dot.mean > 0 else "<"
+            panel.plot(side, rows.index(dot.label), marker, color=INK["ink"], markersize=7, clip_on=False)
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -215,10 +241,11 @@ def _limits(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
 def _draw_scale(panel: Axes, low: float, high: float, *, open_below: bool) -> None:
     """The colour scale, as a picture of a few hundred bytes."""
     steps = [[1 - step / 63] for step in range(64)]
-    panel.imshow(steps, COLORMAP, vmin=0, vmax=1, extent=(0, 1, low, high), aspect="auto", interpolation="none")
+    panel.imshow(steps, color_map(), vmin=0, vmax=1, extent=(0, 1, low, high), aspect="auto", interpolation="none")
     panel.set_xticks([])
     panel.yaxis.tick_right()
-    ticks = [low + step * (high - low) / 5 for step in range(6)]
+    step = 10 if high - low <= 50 else 20
+    ticks = [low + step * number for number in range(int((high - low) // step) + 1)]
     panel.set_yticks(ticks, [f"≤ {low:g}" if open_below and tick == low else f"{tick:g}" for tick in ticks])
     panel.tick_params(axis="y", length=2)
     panel.spines[:].set_visible(False)
@@ -226,13 +253,8 @@ def _draw_scale(panel: Axes, low: float, high: float, *, open_below: bool) -> No
 
 
 def _draw_dot(panel: Axes, dot: Dot, place: int, style: Style) -> None:
-    if not isnan(dot.published):
-        error = None if isnan(dot.published_std) else dot.published_std
-        look: dict[str, Any] = {"marker": "D", "markersize": 6.5, "markerfacecolor": "none", "color": INK["ink"]}
-        panel.errorbar(dot.published, place + 0.14, xerr=error, linewidth=0.8, capsize=2.5, **look)
     if not isnan(dot.low):
         panel.plot([dot.low, dot.high], [place, place], color=style.color, linewidth=2, solid_capstyle="butt")
-    if not isnan(dot.mean):
-        plot_line(panel, [dot.mean], [place], style, marker=style.marker or "o", markersize=6, linestyle="none")
+    plot_line(panel, [dot.mean], [place], style, marker=style.marker or "o", markersize=6, linestyle="none")
     beside = panel.get_yaxis_transform()
     panel.text(1.03, place, dot.text.replace("-", "−"), transform=beside, va="center", fontsize=10)

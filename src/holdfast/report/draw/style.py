@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "COLORMAP",
     "DARK",
     "INK",
     "LIGHT",
@@ -21,6 +20,7 @@ __all__ = [
     "STYLE",
     "VARIANTS",
     "Style",
+    "color_map",
     "looks",
     "method_style",
     "theme_colors",
@@ -97,7 +97,6 @@ INK = {name: LIGHT[name] for name in ("ink", "muted", "quiet", "grid", "paper")}
 """The colours of text, secondary text, lines in the background, grid lines and paper in figures."""
 QUIET = Style(INK["quiet"], DARK["quiet"], marker="", width=1.0)
 """For lines that only show where most methods lie."""
-COLORMAP = "cividis"  # keeps its order in grey and for colour-blind readers
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "text.color": INK["ink"],
@@ -121,6 +120,17 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "holdfast",  # the same figure is the same file
 }
 """Settings of matplotlib for every figure."""
+
+
+def color_map() -> Any:
+    """The colours of heat maps: cividis, which keeps its order in grey and for colour-blind readers.
+
+    It begins where the colour can be told from the paper of both themes.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([colormaps["cividis"](0.25 + 0.75 * step / 255) for step in range(256)])
 
 
 def method_style(method: str, others: Iterable[str] = ()) -> Style:

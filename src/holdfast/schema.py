@@ -1,20 +1,17 @@
-"""JSON files that may come from anywhere: what is read is of the expected type, or it is refused with a ValueError."""
+"""Files that may come from anywhere: what is read is of the expected type, or it is refused with a ValueError."""
 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from holdfast.config import RunConfig
-from holdfast.files import replacing
+from holdfast.files import read_regular, replacing
 
 __all__ = ["parse_json", "read_json", "validated", "write_json"]
 
@@ -29,19 +26,8 @@ LARGEST = 2**63
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises an OSError, or a ValueError if it is something else.
-
-    FIFOs and devices are refused, since reading them may never end. Links are followed.
-    """
-    # Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError("it is not a regular file")
-        with open(handle, "rb", closefd=False) as file:
-            content = file.read(MOST_BYTES + 1)
-    finally:
-        os.close(handle)
+    """The value in a regular JSON file. Raises an OSError, or a ValueError if it is something else."""
+    content = read_regular(path, MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
     return parse_json(content)
@@ -69,10 +55,11 @@ def validated(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`, or a ValueError that says which part of `where` is wrong.
 
     A kind is a type as in annotations: numbers (finite, below 2**63), str (no lone surrogates), None, Literal, unions,
-    lists, tuples (from lists), dicts, Any, and dataclasses (from dicts; entries that are no fields are ignored).
+    lists, tuples (from lists), dicts, Any, dataclasses (from dicts; entries that are no fields are ignored), and
+    Annotated[kind, check] with a function that says whether a value is right.
     """
     origin, parts = get_origin(kind) or kind, get_args(kind)
-    if kind is Any:
+    if kind is Any or (origin is Annotated and parts[1](validated(parts[0], value, where))):
         return value
     if origin in (Union, UnionType):
         return _one_of(parts, value, where)
@@ -91,7 +78,7 @@ def validated(kind: Any, value: Any, where: str) -> Any:
     if origin is dict and isinstance(value, dict):
         return {validated(str, key, where): validated(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(origin) and isinstance(value, dict):
-        return _config(value, where) if origin is RunConfig else _dataclass(origin, value, where)
+        return _dataclass(origin, value, where)
     if origin in PLAIN and _is_plain(origin, value):
         return value
     raise ValueError(f"{where} is {_brief(value)}")
@@ -109,6 +96,8 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    if hasattr(kind, "from_dict"):  # which checks the range of numbers, but neither texts nor how large a number may be
+        return _from_dict(kind, value, where)
     hints, found = _hints(kind), {}
     for field in fields(kind):
         if field.name in value:
@@ -118,20 +107,19 @@ def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
     return kind(**found)
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _config(value: dict[str, Any], where: str) -> RunConfig:
-    """A config checks the range of its numbers, but neither its texts nor how large a number may be."""
+def _from_dict(kind: Any, value: dict[str, Any], where: str) -> Any:
     try:
-        config = RunConfig.from_dict(value)
+        made = kind.from_dict(value)
     except (TypeError, AttributeError, KeyError, OverflowError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-    for name, kind in _hints(RunConfig).items():
-        validated(kind, getattr(config, name), f"{where}.{name}")
-    return config
+    for name, each in _hints(kind).items():
+        validated(each, getattr(made, name), f"{where}.{name}")
+    return made
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _is_plain(kind: type, value: Any) -> bool:
@@ -141,7 +129,7 @@ def _is_plain(kind: type, value: Any) -> bool:
     if kind is str:
         return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
     if kind in (bool, NoneType) or isinstance(value, bool):
-        return isinstance(value, kind)
+        return type(value) is kind
     return isinstance(value, int) and abs(value) < LARGEST
 
 

@@ -1,0 +1,184 @@
+"""What is stored of a network's outputs, and how stored ones are compared with those it has now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import UsageError
+from holdfast.learners.losses import widen
+from holdfast.learners.positions import Positions
+from holdfast.nested import Nested
+
+__all__ = ["Answers", "TopK", "answers_of"]
+
+LIMIT = torch.finfo(torch.float16).max
+"""The largest number in half precision."""
+
+
+class Answers:
+    """A way to store outputs, and to compare them with later ones."""
+
+    columns: ClassVar[tuple[str, ...]] = ("logits",)
+    """What the buffer calls the tensors that have positions."""
+    as_they_are: bool = False
+    """Whether outputs are stored without any change."""
+
+    def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
+        """What the buffer gets of outputs (B, ...)."""
+        raise NotImplementedError
+
+    def compare(
+        self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs as they are now and as they were; with positions, (rows, classes) each, of those that are `counted`.
+
+        `kind` is what the regularizer compares, see `holdfast.regularizers.compares`.
+        """
+        raise NotImplementedError
+
+
+class Whole(Answers):
+    """Outputs that are stored whole: as they are, in another type, or as a pair of functions makes them smaller."""
+
+    def __init__(
+        self, encode: Callable[[Tensor], Nested] | None = None, decode: Callable[[Nested], Tensor] | None = None
+    ) -> None:
+        self.encode, self.decode = encode, decode
+        self.as_they_are = encode is None
+
+    def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
+        """What `encode` makes of the outputs."""
+        return outputs.detach() if self.encode is None else self.encode(outputs.detach())
+
+    def compare(
+        self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        """All outputs, those of the past as `decode` gives them back."""
+        then = stored if self.decode is None else self.decode(stored)
+        if not isinstance(then, Tensor):
+            raise UsageError("the buffer holds other answers than this learner stores: use it as before, or another.")
+        if positions is None or counted is None:
+            _check_width(now, then, range(now.dim()))
+            return now, then
+        now, then = positions.last(now), positions.last(then)
+        _check_width(now, then, (0, -1))
+        now, counted = _cut(now, counted, then.shape[1:-1])
+        return now[counted], then[counted]
+
+
+@dataclass(frozen=True)
+class TopK(Answers):
+    """Of each position the `k` largest logits, which classes they belong to, and the rest as one number.
+
+    A position takes 6 bytes for each of the k, and 2 more: values and the logarithm of the sum of exp(logit) over all
+    other classes are stored in half precision.
+    """
+
+    k: int
+
+    columns: ClassVar[tuple[str, ...]] = ("logits['values']", "logits['indices']", "logits['rest']")
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"TopK needs at least 1 logit of each position, not {self.k}.")
+
+    @torch.no_grad()
+    def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
+        """Values and indices (B, ..., k), rest (B, ...), and the number of classes (B,)."""
+        assert positions is not None
+        outputs = positions.last(widen(outputs.detach()))
+        classes = outputs.shape[-1]
+        if self.k > classes:
+            raise UsageError(
+                f"TopK({self.k}) asks for more logits than the {classes} classes have: choose a smaller k."
+            )
+        values, indices = outputs.topk(self.k)
+        rest = _mass_left(outputs.logsumexp(-1), values.logsumexp(-1))
+        if self.k == classes:
+            rest.fill_(-LIMIT)
+        width = torch.full((len(outputs),), classes, dtype=torch.int32, device=outputs.device)
+        return {"values": _half(values), "indices": indices.int(), "rest": _half(rest), "classes": width}
+
+    def compare(
+        self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        """The stored logits and those of the same classes now, (rows, k).
+
+        For a regularizer that compares probabilities, (rows, k + 1): the last column is the rest, so that a softmax
+        gives the stored classes their probabilities, and the rest the sum of all others.
+        """
+        assert positions is not None
+        assert counted is not None
+        if not isinstance(stored, Mapping) or set(stored) != {"values", "indices", "rest", "classes"}:
+            raise UsageError("the buffer holds other answers than TopK stores: use it as before, or another buffer.")
+        now = positions.last(now)
+        if bool((stored["classes"] != now.shape[-1]).any()):
+            raise _other_width(str(now.shape[-1]), str(int(stored["classes"].max())))
+        now, counted = _cut(now, counted, stored["rest"].shape[1:])
+        current, places = widen(now[counted]), stored["indices"][counted].long()
+        chosen, then = current.gather(1, places), stored["values"][counted].to(current.dtype)
+        if kind == "probabilities":
+            chosen = torch.cat([chosen, _rest(current, places)[:, None]], 1)
+            then = torch.cat([then, stored["rest"][counted].to(current.dtype)[:, None]], 1)
+        return chosen, then
+
+
+def answers_of(given: Any) -> Answers:
+    """What somebody means by `answers`: None, a type, `TopK`, or a pair of functions."""
+    if isinstance(given, Answers):
+        return given
+    if given is None:
+        return Whole()
+    if isinstance(given, torch.dtype) and given.is_floating_point:
+        limit = torch.finfo(given).max
+        return Whole(lambda outputs: outputs.clamp(-limit, limit).to(given), widen)
+    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
+        return Whole(*given)
+    raise UsageError(
+        f"answers must be a floating-point type such as torch.bfloat16, holdfast.TopK(20), or a pair of functions "
+        f"(encode, decode), not {given!r}."
+    )
+
+
+def _cut(now: Tensor, counted: Tensor, lengths: torch.Size) -> tuple[Tensor, Tensor]:
+    """Outputs and what counts of them at the positions that are stored: a draw may have been filled up since."""
+    within = tuple(slice(length) for length in lengths)
+    return now[:, *within], counted[:, *within]
+
+
+def _rest(logits: Tensor, places: Tensor) -> Tensor:
+    """The logarithm of the sum of exp(logit) over all classes (..., C) but those at `places` (..., k)."""
+    # A number so low that it adds nothing; minus infinity would have no gradient where k is the number of classes.
+    return widen(logits).scatter(-1, places, -LIMIT).logsumexp(-1)
+
+
+def _mass_left(whole: Tensor, part: Tensor) -> Tensor:
+    """log(exp(whole) - exp(part)): needs no copy of the logits, as `_rest` does, which also has an exact gradient.
+
+    A rest below the precision of the numbers counts as that precision: no probability notices it.
+    """
+    share = (part - whole).exp().clamp(max=1 - torch.finfo(whole.dtype).eps)
+    return whole + torch.log1p(-share)
+
+
+def _half(values: Tensor) -> Tensor:
+    """In half precision; numbers beyond it become its largest."""
+    return values.clamp(-LIMIT, LIMIT).half()
+
+
+def _check_width(now: Tensor, then: Tensor, dims: Any) -> None:
+    """Raise unless outputs still have the shape in these dimensions that they had when they were stored."""
+    if now.dim() != then.dim() or any(now.shape[dim] != then.shape[dim] for dim in dims):
+        raise _other_width(*("x".join(map(str, each.shape[1:])) for each in (now, then)))
+
+
+def _other_width(now: str, then: str) -> UsageError:
+    return UsageError(
+        f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after changing "
+        'the head, or let the learner change it, with head="classifier" or what its name is.'
+    )

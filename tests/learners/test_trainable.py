@@ -1,0 +1,93 @@
+"""Checkpoints without frozen weights, as for LoRA: small, exact, and refused by another model."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
+from holdfast.errors import UsageError
+from holdfast.learners.saving import without_frozen
+from learners.conftest import assert_same_state, network, stream
+
+
+def learner_on(model, **options):
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
+    return hf.ConsistencyReplay(model, optimizer, buffer_size=20, regularizer="kl", **options)
+
+
+def partly_frozen(kind="batchnorm", layers=1):
+    model = network(kind)
+    for layer in list(model.children())[:layers]:
+        layer.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["mlp", "batchnorm"])
+def test_a_learner_goes_on_exactly_from_its_trainable_weights(kind, tmp_path):
+    learner, other = learner_on(partly_frozen(kind)), learner_on(partly_frozen(kind))
+    batches = list(stream(8))
+    for x, y in batches[:4]:
+        learner.observe(x, y)
+    learner.save(tmp_path / "part", {"step": 4}, trainable_only=True)
+    learner.save(tmp_path / "whole")
+    assert (tmp_path / "part").stat().st_size < (tmp_path / "whole").stat().st_size
+    assert other.load(tmp_path / "part") == {"step": 4}
+    assert_same_state(learner.model, other.model, rtol=0, atol=0)  # BatchNorm's statistics among it
+    for x, y in batches[4:]:
+        assert learner.observe(x, y) == other.observe(x, y)
+
+
+def test_frozen_weights_are_not_in_the_state():
+    learner = learner_on(partly_frozen())
+    state = without_frozen(learner, learner.state_dict())
+    frozen = {name for name, each in learner.model.named_parameters() if not each.requires_grad}
+    assert frozen
+    assert state["frozen"].keys() == frozen
+    assert state["model"].keys() == learner.model.state_dict().keys() - frozen
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda model: model.requires_grad_(True), r"its frozen weight 0.weight is \(4, 1, 3, 3\), here missing"),
+        (lambda model: model[3].requires_grad_(False), r"its frozen weight 3.weight is missing, here \(6, 4, 3, 3\)"),
+        (
+            lambda model: setattr(model[0], "weight", nn.Parameter(torch.zeros(4, 1, 5, 5), requires_grad=False)),
+            r"frozen weight 0.weight is \(4, 1, 3, 3\), here \(4, 1, 5, 5\)",
+        ),
+        (lambda model: setattr(model, "7", nn.Linear(54, 9).double()), r"7.bias is \(5,\) .* in the file and \(9,\)"),
+    ],
+)
+def test_another_model_is_refused_and_stays_as_it_is(change, says, tmp_path):
+    learner_on(partly_frozen()).save(tmp_path / "file", trainable_only=True)
+    model = partly_frozen()
+    change(model)
+    learner = learner_on(model)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(UsageError, match=says):
+        learner.load(tmp_path / "file")
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_tied_weights_that_are_frozen(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.body, self.head = nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 7, bias=False)
+            self.head.weight = self.embed.weight
+            self.embed.requires_grad_(False)
+
+        def forward(self, x):
+            return self.head(self.body(self.embed(x)))
+
+    torch.manual_seed(0)
+    learner = learner_on(Tied(), class_dim=-1)
+    x = torch.randint(7, (4, 5))
+    learner.observe(x, hf.next_tokens(x))
+    learner.save(tmp_path / "file", trainable_only=True)
+    other = learner_on(Tied(), class_dim=-1)
+    other.model.embed.weight.copy_(learner.model.embed.weight)
+    other.load(tmp_path / "file")
+    assert learner.observe(x, hf.next_tokens(x)) == other.observe(x, hf.next_tokens(x))
+    assert set(without_frozen(learner, learner.state_dict())["frozen"]) == {"embed.weight", "head.weight"}
