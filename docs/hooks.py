@@ -25,6 +25,7 @@ STARTS = "<!-- starts -->"
 AGREEMENT = "<!-- agreement -->"
 FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
+CHAOS = "<!-- chaos -->"
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
 NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
@@ -40,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
-    for mark, made in (*tables, (FIELD, field), (SOURCES, sources)):
+    for mark, made in (*tables, (FIELD, field), (SOURCES, sources), (CHAOS, chaos)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
@@ -68,6 +69,25 @@ def field() -> str:
 def sources() -> str:
     """Which paper printed which number of the field, a line per source."""
     return "\n".join([*(f"- {source}" for source in assess(EXPERIMENTS["field"], Results()).sources), ""])
+
+
+def chaos() -> str:
+    """What `make chaos` did last, and how often a program ended as if nothing had happened, a row per program."""
+    programs = {
+        "run": "`holdfast run --resume`",
+        "processes": "`holdfast reproduce`, processes",
+        "ray": "`holdfast reproduce`, Ray",
+        "folder": "a learner with its buffer in a folder",
+        "memory": "a learner with its buffer in memory",
+        "estimator": "an estimator with its buffer in a folder",
+    }
+    found = json.loads((DOCS / "chaos.json").read_text("utf-8"))
+    names = ("rounds", "kills", "stops", "full_disks", "removed_folders", "damaged_files", "refused", "equal")
+    lines = [f"| | {' | '.join(name.replace('_', ' ') for name in names)} |", f"|---|{len(names) * '---:|'}"]
+    for kind, title in programs.items():
+        if kind in found:
+            lines += [f"| {title} | {' | '.join(str(found[kind][name]) for name in names)} |"]
+    return "\n".join([*lines, ""])
 
 
 def agreement() -> str:

@@ -83,14 +83,9 @@ def replace_unknown_signs() -> None:
 
 def progress_bars(*details: ProgressColumn, **options: Any) -> Bars:
     """Lines on standard error: what, a bar, percent, `details`, time left."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=_bar_width()),
-        TextColumn("{task.percentage:>3.0f}%"),
-        *details,
-        TimeRemainingColumn(),
-    )
-    return Bars(*columns, console=errors, **options)
+    name, share = TextColumn("{task.description}", markup=False), TextColumn("{task.percentage:>3.0f}%")
+    bar = BarColumn(bar_width=_bar_width())
+    return Bars(name, bar, share, *details, TimeRemainingColumn(), console=errors, **options)
 
 
 def _bar_width() -> int:
@@ -169,9 +164,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     name = Text(visible(title), "bold")
     made = Table(title=name, title_justify="left", min_width=min(len(title), output.width))
     for number, column in enumerate(columns):
-        made.add_column(
-            column, justify="left" if number < left else "right", overflow="fold"
-        )  # long addresses are not cut
+        # Long addresses are folded, not cut.
+        made.add_column(column, justify="left" if number < left else "right", overflow="fold")
     for row in rows:
         made.add_row(*(_cell(value) for value in row))
     return made

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from inspect import signature
+from inspect import Signature, signature
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +43,8 @@ except ImportError as error:
 __all__ = ["ReplayClassifier", "ReplayRegressor"]
 
 Array = NDArray[Any]
+MakeNetwork = Callable[[tuple[int, ...], int], nn.Module]
+"""(shape of one sample, number of outputs) -> network."""
 
 
 class _Labelled(Learner):
@@ -70,6 +72,12 @@ _LEARNERS: dict[type[Learner], Any] = {
 }
 
 
+def _joined_signature(own: Callable[..., None], shared: Callable[..., None]) -> Signature:
+    """The signature of a constructor whose last parameter, **shared, stands for those of another one."""
+    first, second = signature(own), signature(shared)
+    return first.replace(parameters=[*({**second.parameters, **dict(list(first.parameters.items())[:-1])}).values()])
+
+
 class _ReplayEstimator(BaseEstimator):
     """What both estimators share: the settings, the network made for the first samples, passes over samples."""
 
@@ -78,7 +86,7 @@ class _ReplayEstimator(BaseEstimator):
 
     def __init__(
         self,
-        model: str | Callable[[tuple[int, ...], int], nn.Module] = "mlp",
+        model: str | MakeNetwork = "mlp",
         *,
         buffer_size: int | None = 500,
         regularizer: str | Regularizer | None = "mse",
@@ -95,28 +103,18 @@ class _ReplayEstimator(BaseEstimator):
         device: str = "cpu",
         random_state: Any = None,
     ) -> None:
-        self.model = model
-        self.buffer_size = buffer_size
-        self.regularizer = regularizer
-        self.alpha = alpha
-        self.beta = beta
-        self.lr = lr
-        self.optimizer = optimizer
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.loss = loss
-        self.clip = clip
-        self.augment = augment
-        self.storage = storage
-        self.device = device
-        self.random_state = random_state
+        self.model, self.device, self.random_state = model, device, random_state
+        self.buffer_size, self.storage, self.augment = buffer_size, storage, augment
+        self.regularizer, self.alpha, self.beta, self.loss, self.clip = regularizer, alpha, beta, loss, clip
+        self.optimizer, self.lr, self.batch_size, self.epochs = optimizer, lr, batch_size, epochs
+
+    learner_: Any
 
     @property
-    def module_(self) -> nn.Module:
-        """The network."""
+    def module_(self) -> Any:
+        """The network, a torch module."""
         check_is_fitted(self, "learner_")
-        module: nn.Module = self.learner_.model
-        return module
+        return self.learner_.model
 
     def save(self, path: Path | str) -> None:
         """Write the fitted estimator to the file `path`: settings, labels, network, optimiser, buffer, generators.
@@ -205,14 +203,13 @@ class _ReplayEstimator(BaseEstimator):
         network = self._network().to(self.device)
         optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
         options: dict[str, Any] = {"clip": self.clip, "augment": self.augment, "head": getattr(self, "head", None)}
+        replay = {"buffer_size": self.buffer_size, "storage": self.storage, "alpha": self.alpha, "seed": self._seed}
         kind: type[Learner] = Sgd
         if self.buffer_size is not None:
-            kind = ExperienceReplay
-            options |= {"buffer_size": self.buffer_size, "alpha": self.alpha, "seed": self._seed}
-            options["storage"] = self.storage
-        if self.buffer_size is not None and self.regularizer is not None:
-            kind = ConsistencyReplay
-            options |= {"regularizer": self._scaled(self.regularizer, network), "beta": self.beta}
+            kind, options = ExperienceReplay, options | replay
+            if self.regularizer is not None:
+                kind = ConsistencyReplay
+                options |= {"regularizer": self._scaled(self.regularizer, network), "beta": self.beta}
         learner = _LEARNERS[kind](network, optimizer, **options)
         loss = self._scaled(self.loss or self._loss, network)
         # Set afterwards: the estimator itself lets the head grow, so that the head goes with any loss and any targets.
@@ -258,11 +255,10 @@ class _ReplayEstimator(BaseEstimator):
         """The network's outputs (n, outputs)."""
         check_is_fitted(self, "learner_")
         x = _tensor(validate_data(self, X, dtype=np.float32, reset=False, allow_nd=True))
-        return predict(self.module_, x.to(self.learner_.device), _as_it_is).cpu()
+        return predict(self.module_, x.to(self.learner_.device), nn.Identity()).cpu()
 
     def _positive(self, name: str) -> int:
-        value: int = getattr(self, name)
-        if value < 1:
+        if (value := int(getattr(self, name))) < 1:
             raise UsageError(f"{name} must be at least 1, not {value}.")
         return value
 
@@ -292,18 +288,21 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     adds samples from a buffer, which holds a uniform sample of everything seen. Scale features to about unit variance.
 
     - `model`: the name of a registered network, or a callable (shape of one sample, number of classes) -> torch module.
-    - `buffer_size`: samples in the buffer; None learns without a buffer, for comparison.
+      Default: "mlp".
+    - `buffer_size`: samples in the buffer; None learns without a buffer, for comparison. Default: 500.
     - `regularizer`: keeps outputs on stored samples where they were: a registered name, a function of two logit
-      tensors, or None for plain replay.
-    - `alpha`, `beta`: weights of the replayed samples and of the regularizer.
-    - `optimizer`: a callable such as torch.optim.SGD, called with the parameters and `lr`; None for Adam.
-    - `epochs`: passes that `fit` makes.
+      tensors, or None for plain replay. Default: "mse".
+    - `alpha`, `beta`: weights of the replayed samples and of the regularizer. Default: 1 and 0.5.
+    - `optimizer`: a callable such as torch.optim.SGD, called with the parameters and `lr` (0.001). Default: Adam.
+    - `batch_size`: samples a step. Default: 32. `epochs`: passes that `fit` makes. Default: 30.
     - `head`: the name of the network's last nn.Linear, for instance "classifier". With it, `partial_fit` takes new
-      labels at any time and the network grows. Without it, the first call fixes `classes`.
-    - `class_weight`: weights by label, or "balanced" in `fit`; a label that is not named weighs 1.
-    - `loss`: a function (outputs, targets) -> mean, in place of cross-entropy. A label is the number of its output.
-    - `clip`: upper limit for the norm of the gradient. `augment`: the view of samples that the network learns from.
-    - `storage`: where the buffer stores samples: "device", "host", or a Path of a folder.
+      labels at any time and the network grows. Default: none, and the first call fixes `classes`.
+    - `class_weight`: weights by label, or "balanced" in `fit`; a label that is not named weighs 1. Default: 1 each.
+    - `loss`: a function (outputs, targets) -> mean. A label is the number of its output. Default: cross-entropy.
+    - `clip`: upper limit for the norm of the gradient. Default: none. `augment`: the view of samples that the network
+      learns from. Default: the samples.
+    - `storage`: where the buffer stores samples: "device", "host", or a Path of a folder. Default: "device".
+    - `device`: where the network computes. Default: "cpu".
     - `random_state`: decides everything random, dropout included. PyTorch's global generators stay as they are, and
       belong to the whole process: estimators in threads take turns. Fit in parallel processes, joblib's default.
 
@@ -313,44 +312,17 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
 
     def __init__(
         self,
-        model: str | Callable[[tuple[int, ...], int], nn.Module] = "mlp",
+        model: str | MakeNetwork = "mlp",
         *,
-        buffer_size: int | None = 500,
-        regularizer: str | Regularizer | None = "mse",
-        alpha: float = 1.0,
-        beta: float = 0.5,
-        lr: float = 0.001,
-        optimizer: Callable[..., Any] | None = None,
-        batch_size: int = 32,
-        epochs: int = 30,
         head: str | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
-        loss: Loss | None = None,
-        clip: float | None = None,
-        augment: View | None = None,
-        storage: str | Path = "device",
-        device: str = "cpu",
-        random_state: Any = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            model,
-            buffer_size=buffer_size,
-            regularizer=regularizer,
-            alpha=alpha,
-            beta=beta,
-            lr=lr,
-            optimizer=optimizer,
-            batch_size=batch_size,
-            epochs=epochs,
-            loss=loss,
-            clip=clip,
-            augment=augment,
-            storage=storage,
-            device=device,
-            random_state=random_state,
-        )
-        self.head = head
-        self.class_weight = class_weight
+        super().__init__(model, **shared)
+        self.head, self.class_weight = head, class_weight
+
+    # scikit-learn, and help, read the names of settings from here.
+    __init__.__signature__ = _joined_signature(__init__, _ReplayEstimator.__init__)  # type: ignore[attr-defined]
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
@@ -404,9 +376,8 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
 
     def predict(self, X: ArrayLike) -> Array:
         """The most probable label of each sample, (n,)."""
-        probabilities = self.predict_proba(X)
-        labels: Array = self.classes_[probabilities.argmax(axis=1)]
-        return labels
+        best = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
     def _check_loaded(self) -> None:
         if not np.array_equal(self.classes_, np.sort(self.learner_.labels)):
@@ -470,7 +441,7 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         weight = self._weights(x, given, first=first)
         if first:
             self._begin(x, targets.shape[1], weighted=weight is not None)
-        self.module_.update(targets)  # type: ignore[operator]
+        self.module_.update(targets)
         self._learn(x, targets, weight, epochs)
         return self
 
@@ -601,7 +572,3 @@ def _numbers(labels: Array, arrived: Array) -> Tensor:
 
 def _tensor(x: Array) -> Tensor:
     return torch.from_numpy(np.array(x))  # a copy: arrays from scikit-learn may be read-only
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x

@@ -137,14 +137,9 @@ class _Friend:
                 log.warning("learning goes on, but %s cannot be written to: %s", self.name, error)
             self._warned = True
 
-    def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _write(self, step: int, numbers: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def _close(self) -> None:
-        raise NotImplementedError
+    _open: Callable[[str, str, dict[str, Any]], None]
+    _write: Callable[[int, dict[str, float]], None]
+    _close: Callable[[], None]
 
 
 @LOGGERS.register("tensorboard", "tensorboard:DIR writes event files to DIR.")

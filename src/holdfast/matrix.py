@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
-from holdfast.monitor import ForgettingMonitor
+from holdfast.monitor import ForgettingMonitor, aligned
 
 __all__ = ["AccuracyMatrix", "Row", "evaluate"]
 
@@ -117,10 +117,7 @@ class AccuracyMatrix:
         for number, (learned, accuracies) in enumerate(self.rows, start=1):
             cells = (accuracies.get(name, nan) for name in self.slices)
             lines.append([learned or f"row {number}", *("-" if isnan(cell) else f"{cell:.1f}" for cell in cells)])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
-        )
+        return aligned(lines)
 
     def __repr__(self) -> str:
         return f"AccuracyMatrix({len(self.rows)} rows, {len(self.slices)} slices)"

@@ -20,7 +20,7 @@ from holdfast.models import evaluating
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DriftMonitor", "ForgettingMonitor", "ForgettingWarning", "Reading"]
+__all__ = ["DriftMonitor", "ForgettingMonitor", "ForgettingWarning", "Reading", "aligned"]
 
 Score = Callable[[Any, Any], Any]
 """(outputs, targets) of a whole slice -> one number; larger is better."""
@@ -147,12 +147,9 @@ class ForgettingMonitor:
 
     def values(self) -> dict[str, float]:
         """The last readings as named numbers, for a logger."""
-        named = {}
-        for reading in self.latest():
-            named[f"{reading.slice}/score"] = reading.score
-            if reading.ece is not None:
-                named[f"{reading.slice}/ece"] = reading.ece
-        return named
+        read = self.latest()
+        named = {f"{each.slice}/{name}": getattr(each, name) for each in read for name in ("score", "ece")}
+        return {name: value for name, value in named.items() if value is not None}
 
     def rows(self) -> list[dict[str, Any]]:
         """The history as plain rows, one per reading, for JSON: numbers that are not finite are None."""
@@ -181,12 +178,7 @@ class ForgettingMonitor:
             numbers = [f"{number:.2f}" for number in (reading.score, reading.best, reading.drop)]
             ece = "" if reading.ece is None else f"{reading.ece:.2f}"
             rows.append([reading.slice, str(reading.step), *numbers, ece, "dropped" if reading.dropped else ""])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            name, *cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append("  ".join([row[0].ljust(len(name)), *cells]).rstrip())
-        return "\n".join(lines)
+        return aligned(rows)
 
     def figure(self, title: str = "") -> Figure:
         """The scores over steps, one line per slice; rings mark the readings that gave a warning."""
@@ -200,9 +192,9 @@ class ForgettingMonitor:
         self.history += readings
         fresh = [reading for reading in readings if reading.dropped and not before[reading.slice].dropped]
         # First complete the history: callbacks and warnings may raise.
-        for reading in fresh:
+        for one in fresh:
             if self.on_drop is not None:
-                self.on_drop(reading)
+                self.on_drop(one)
         for one in fresh:
             where = f"{one.score:.2f} at step {one.step}, {one.drop:.2f} below its best of {one.best:.2f}"
             warnings.warn(f"'{one.slice}' is being forgotten: {where}.", ForgettingWarning, stacklevel=3)
@@ -230,8 +222,7 @@ class ForgettingMonitor:
                 rows = slice(start, start + self.batch_size)
                 x = nesting.tree_map(lambda tensor, rows=rows: tensor[rows].to(device), part.x)
                 answers.append(self.model(x if self.view is None else self.view(x)))
-        columns = zip(*(nesting.tree_leaves(answer) for answer in answers), strict=True)
-        return nesting.tree_unflatten([torch.cat(column) for column in columns], nesting.tree_structure(answers[0]))
+        return nesting.tree_map(lambda *parts: torch.cat(parts), *answers)
 
     def _grade(self, name: str, logits: Any, labels: Any) -> tuple[float, float]:
         """Accuracy and expected calibration error in percent."""
@@ -272,6 +263,12 @@ class ForgettingMonitor:
     def _device(self) -> torch.device:
         parameter = next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of a table as lines of text; the first column begins at the left, the others end at the right."""
+    first, *rest = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]).rstrip() for row in rows)
 
 
 def _check_drop(drop: float) -> None:

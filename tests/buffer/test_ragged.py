@@ -225,7 +225,7 @@ def test_copies_are_made_when_room_is_reserved(monkeypatch):
     for samples in (first, second):
         buffer.reserve(*samples)
     with monkeypatch.context() as patch:
-        patch.setattr(packing.Packing, "divide", lambda *_: pytest.fail("memory is taken"))
+        patch.setattr(packing.Packing, "split", lambda *_: pytest.fail("memory is taken"))
         buffer.add(*second)
         buffer.add(*first)
     buffer.add(*third)
@@ -233,6 +233,29 @@ def test_copies_are_made_when_room_is_reserved(monkeypatch):
         offer((twin,), start, 4)
     assert_same(buffer.contents(), twin.contents())
     assert not buffer._storage._copies
+
+
+@pytest.mark.parametrize("padding", [PADDING, None])
+def test_room_on_a_disk_is_reserved_for_several_minibatches(tmp_path, monkeypatch, padding):
+    """As many as are accumulated for one update."""
+    buffer, twin = (make(storage, padding=padding, capacity=20) for storage in (tmp_path / "buffer", "device"))
+    width = None if padding else WIDTH
+    samples = [batch(range(start, start + 4), width) for start in (0, 4, 8, 12)]
+    for each in samples[:3]:
+        buffer.check(*each[:2])
+        buffer.reserve(*each)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("no room was reserved"))
+        for each in samples[:3]:
+            buffer.add(*each)
+    buffer.add(*samples[3])
+    for each in samples:
+        twin.add(*each)
+    assert torch.equal(buffer.contents().y, twin.contents().y)
+    del each, samples
+    gc.collect()
+    buffer.reserve(*batch(range(16, 18), width))
+    assert len(buffer._storage._announced) == 1
 
 
 def test_a_minibatch_that_changed_after_room_was_reserved_is_stored_as_it_is():
@@ -659,6 +682,15 @@ def test_ranks_together_are_one_buffer(crew, storage):
     _, further = ordinary(0, whole.state_dict())
     for _, contents, _ in crew.run(2, _sharded, steps, storage, state):
         assert_same(contents, further.contents())
+
+
+def test_ranks_hold_nothing_but_stored_samples(alone):
+    buffer, samples = make(kind=ShardedReservoir), [batch(range(start, start + 4)) for start in (0, 4, 8)]
+    for each in samples:
+        buffer.reserve(*each)
+        buffer.add(*each)
+        assert not buffer._storage._copies
+    assert buffer.stored == 10
 
 
 def _rows(part, rows):

@@ -124,6 +124,12 @@ def test_forged_checkpoints_of_runs(text, place):
     outcome(continue_run, place / "kept")
 
 
+def test_a_checkpoint_of_a_run_with_labels_of_another_type(tmp_path):
+    tensors = {name: each.to(torch.int8) if name.endswith("columns.1") else each for name, each in RUN_TENSORS.items()}
+    (tmp_path / "kept").write_bytes(forged(json.dumps(RUN_CONTENT), tensors))
+    assert isinstance(outcome(continue_run, tmp_path / "kept"), hf.CheckpointError)
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value"),
     [

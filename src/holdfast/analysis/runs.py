@@ -117,9 +117,9 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
         value = getattr(config, field.name)
         if field.name not in ("options", "settings") and value != getattr(preset, field.name):
             parts += ["--set", f"{field.name}={value}"]
-    own = {f"regularizer.{name}": str(number) for name, number in config.options}
-    own |= {name: str(value) for name, value in set(config.settings) - set(preset.settings)}
-    parts += [part for name in sorted(own) for part in ("--set", f"{name}={own[name]}")]
+    own = [f"regularizer.{name}={number}" for name, number in config.options]
+    own += [f"{name}={value}" for name, value in config.settings if (name, value) not in preset.settings]
+    parts += [part for each in own for part in ("--set", each)]
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 

@@ -1,4 +1,4 @@
-"""Which samples are stored (`reservoir`, `balanced`, `sharded`), and where they are stored (`memory`, `folder`)."""
+"""Which samples are stored (`reservoir`, `balanced`, `sharded`), and where (`memory`, `folder`, `ragged`)."""
 
 from holdfast.buffer.balanced import BalancedReservoir
 from holdfast.buffer.base import Draw, Placement, Storage

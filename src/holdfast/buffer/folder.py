@@ -61,8 +61,7 @@ class Folder(OwnedFolder):
 
     def reserve(self, parts: Sequence[Tensor]) -> None:
         """Make sure of room for these samples, so that a full disk is noticed before anything changes."""
-        count = len(parts[0])
-        needed = self._end + max(0, min(count, self.capacity) - len(self._free))
+        needed = self._end + max(0, self._announce(parts) - len(self._free))
         if needed > self._reserved:
             with self._access():
                 for file in (self._stamps, *self._files):
@@ -71,6 +70,7 @@ class Folder(OwnedFolder):
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part into slot `slots[i]`."""
+        self._withdraw(parts)
         accepted = (slots < self.capacity).nonzero().squeeze(1)
         taken = slots[accepted].cpu().numpy()
         chosen = [part.detach()[accepted].cpu() for part in parts]

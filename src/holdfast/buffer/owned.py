@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy
+from torch import Tensor
 
 from holdfast import checkpoint
 from holdfast.errors import StorageError, UsageError
@@ -40,6 +41,8 @@ class OwnedFolder:
         self.path, self.capacity = path, capacity
         self._process = os.getpid()
         self._next = secrets.randbits(62)
+        self._announced: list[tuple[weakref.ref[Tensor], int]] = []
+        """Minibatches that are still to be written, and their numbers of samples."""
         with _told(path):
             self._handle = _take_possession(path)
             self._unlock = weakref.finalize(self, os.close, self._handle)
@@ -79,6 +82,19 @@ class OwnedFolder:
             )
         with _told(self.path):
             yield
+
+    def _announce(self, parts: Sequence[Tensor]) -> int:
+        """How many samples are still to be written: these, and those of minibatches that also wait for it."""
+        self._withdraw(parts)
+        self._announced.append((weakref.ref(parts[0]), min(len(parts[0]), self.capacity)))
+        return sum(count for _, count in self._announced)
+
+    def _withdraw(self, parts: Sequence[Tensor]) -> None:
+        """Wait for this minibatch no longer, nor for those that nobody holds any more."""
+        alive = [(tensor(), count) for tensor, count in self._announced]
+        self._announced = [
+            (weakref.ref(each), count) for each, count in alive if each is not None and each is not parts[0]
+        ]
 
     def _numbers(self, count: int) -> range:
         """So many numbers that were never given out before, in this process or another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -17,10 +18,8 @@ __all__ = ["Packing", "check_lengths", "pack", "ragged_state", "unpack"]
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
-    # Flattened first: a tensor without elements may have strides that forbid a view of another type.
-    flat = [part.reshape(-1).contiguous().view(torch.uint8) for part in parts]
     sizes = [column.size for column in layout_of({str(number): part for number, part in enumerate(parts)}).values()]
-    return torch.cat([part.view(len(parts[0]), size) for part, size in zip(flat, sizes, strict=True)], dim=1)
+    return torch.cat([_bytes(part).view(len(parts[0]), size) for part, size in zip(parts, sizes, strict=True)], dim=1)
 
 
 def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
@@ -30,6 +29,12 @@ def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
     # Copies: a type of several bytes cannot be read at an odd address.
     whole = [piece.clone(memory_format=torch.contiguous_format).flatten() for piece in pieces]
     return [piece.view(dtype).view(len(packed), *shape) for piece, (shape, dtype) in zip(whole, columns, strict=True)]
+
+
+def _bytes(part: Tensor) -> Tensor:
+    """All bytes of a tensor, in one dimension."""
+    # Flattened first: a tensor without elements may have strides that forbid a view of another type.
+    return part.reshape(-1).contiguous().view(torch.uint8)
 
 
 # --- samples of different length -------------------------------------------------------------------------------------
@@ -55,29 +60,27 @@ def check_lengths(parts: Mapping[str, Tensor], padding: Mapping[str, float]) -> 
 
 
 class Packing:
-    """How samples of different length are stored: the tensors of fixed shape, then one position after the other.
+    """How samples of different length are stored: one tensor after the other, cut to the sample's length.
 
-    `layout` has their columns, `fills` what those that vary in length are padded with. There are three forms of several
-    samples, and methods for the ways between them: padded tensors, (B, longest, ...); columns, where all positions of
-    all samples come one after the other, (positions, ...), with the samples' lengths; and bytes, a tensor per sample.
+    `layout` has their columns, `fills` what those that vary in length are padded with. Samples are bytes here, each a
+    tensor (size,) uint8. `split` and `stack` are the way from padded tensors, (B, longest, ...), and back; `divide` and
+    `join` that from columns, where all positions of all samples come one after the other, (positions, ...), and back.
     """
 
     def __init__(self, layout: Layout, fills: Mapping[str, float]) -> None:
         self.names, self.fills = list(layout), dict(fills)
         # Of a column that varies, a position has the shape that follows the length.
-        columns = {name: Column(each.shape[name in fills :], each.dtype) for name, each in layout.items()}
-        self._fixed = {name: column for name, column in columns.items() if name not in fills}
-        self._varying = {name: column for name, column in columns.items() if name in fills}
-        self._head = sum(column.size for column in self._fixed.values())
-        self._step = sum(column.size for column in self._varying.values())
+        self._columns = [Column(each.shape[name in fills :], each.dtype) for name, each in layout.items()]
+        self._fixed, self._step = sum(self._sizes(0)), sum(self._sizes(1)) - sum(self._sizes(0))
+        """Bytes of a sample that do not depend on its length, and bytes of each of its positions."""
 
     def size(self, length: int) -> int:
         """The bytes of a sample of so many positions."""
-        return self._head + length * self._step
+        return self._fixed + length * self._step
 
     def length(self, size: int) -> int:
         """The positions of a sample of so many bytes."""
-        return (size - self._head) // self._step
+        return (size - self._fixed) // self._step
 
     def lengths(self, parts: Sequence[Tensor]) -> Tensor:
         """How many positions each of B samples has up to the last one that is no padding, (B,) int64; at least 1."""
@@ -100,48 +103,50 @@ class Packing:
             for name, part in zip(self.names, parts, strict=True)
         ]
 
-    def cut(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Padded tensors as columns, and the lengths of the samples. Waits for the device."""
-        if not self.fills:
-            return list(parts), [0] * len(parts[0])
-        lengths = self.lengths(parts)
-        kept = self._positions(lengths, self.longest(parts))
-        columns = [part[kept] if name in self.fills else part for name, part in zip(self.names, parts, strict=True)]
-        return columns, lengths.tolist()
+    def split(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Padded tensors as the bytes of each sample, in memory of its own. Waits for the device."""
+        return [
+            torch.cat([_bytes(part[row, :length] if name in self.fills else part[row]) for name, part in named])
+            for named in [list(zip(self.names, parts, strict=True))]
+            for row, length in enumerate(self.lengths(parts).tolist())
+        ]
 
-    def pad(self, columns: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-        """Columns as tensors that are padded to the longest sample."""
-        longest, device = max(lengths, default=1), columns[0].device
-        kept = self._positions(torch.tensor(lengths, device=device), longest)
-        padded = []
-        for name, column in zip(self.names, columns, strict=True):
-            if name in self.fills:
-                shape = column.shape[1:]
-                room = column.new_full((len(lengths), longest, *shape), self.fills[name])
-                column = room.masked_scatter_(kept.view(*kept.shape, *[1] * len(shape)).expand_as(room), column)
-            padded.append(column)
-        return padded
+    def stack(self, samples: Sequence[Tensor]) -> list[Tensor]:
+        """The bytes of samples as tensors that are padded to the longest of them."""
+        pieces, parts = self._pieces(samples), []
+        longest = max((self.length(len(sample)) for sample in samples), default=1)
+        for number, (name, (shape, dtype)) in enumerate(zip(self.names, self._columns, strict=True)):
+            whole = (longest, *shape) if name in self.fills else shape
+            fill, device = self.fills.get(name, 0), samples[0].device if samples else None
+            parts.append(torch.full((len(samples), *whole), fill, dtype=dtype, device=device))
+            for row, each in zip(parts[-1].view(len(samples), prod(whole)).view(torch.uint8), pieces, strict=True):
+                row[: each[number].numel()] = each[number]
+        return parts
 
     def divide(self, columns: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
         """Columns as the bytes of each sample, in memory of its own."""
-        named = dict(zip(self.names, columns, strict=True))
-        positions = pack([named[name] for name in self._varying])
-        heads = pack([named[name] for name in self._fixed]) if self._fixed else positions.new_empty(len(lengths), 0)
-        bodies = torch.split(positions, list(lengths))
-        return [torch.cat([head, body.flatten()]) for head, body in zip(heads, bodies, strict=True)]
+        sizes = list(map(self._sizes, lengths))
+        pieces = [torch.split(_bytes(each), [size[number] for size in sizes]) for number, each in enumerate(columns)]
+        return [torch.cat(sample) for sample in zip(*pieces, strict=True)]
 
     def join(self, samples: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """The bytes of samples as columns, and the lengths of the samples."""
-        none = torch.empty(0, dtype=torch.uint8, device=samples[0].device if samples else None)
-        heads = torch.cat([none, *(sample[: self._head] for sample in samples)]).view(len(samples), self._head)
-        positions = torch.cat([none, *(sample[self._head :] for sample in samples)]).view(-1, self._step)
-        named = dict(zip(self._fixed, unpack(heads, self._fixed.values()), strict=True))
-        named |= dict(zip(self._varying, unpack(positions, self._varying.values()), strict=True))
-        return [named[name] for name in self.names], [self.length(len(sample)) for sample in samples]
+        """The bytes of samples as columns in host memory, and the lengths of the samples."""
+        pieces, columns, lengths = self._pieces(samples), [], [self.length(len(sample)) for sample in samples]
+        for number, (name, (shape, dtype)) in enumerate(zip(self.names, self._columns, strict=True)):
+            rows = sum(lengths) if name in self.fills else len(samples)
+            # An empty tensor first: there may be no samples.
+            flat = torch.cat([torch.empty(0, dtype=torch.uint8), *(each[number].cpu() for each in pieces)])
+            columns.append(flat.view(dtype).view(rows, *shape))
+        return columns, lengths
 
-    def _positions(self, lengths: Tensor, longest: int) -> Tensor:
-        """Which positions belong to the samples, (B, longest) bool."""
-        return torch.arange(longest, device=lengths.device) < lengths[:, None]
+    def _pieces(self, samples: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """The bytes of each tensor of each sample."""
+        return [torch.split(sample, self._sizes(self.length(len(sample)))) for sample in samples]
+
+    def _sizes(self, length: int) -> list[int]:
+        """The bytes of each tensor of a sample of so many positions."""
+        named = zip(self.names, self._columns, strict=True)
+        return [column.size * (length if name in self.fills else 1) for name, column in named]
 
 
 def ragged_state(columns: list[Tensor], lengths: Sequence[int], packing: Packing) -> dict[str, Any]:

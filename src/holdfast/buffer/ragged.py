@@ -85,7 +85,9 @@ class Ragged(Generic[Entry]):
     def _replace(self, layout: Layout, columns: Sequence[Tensor], lengths: Sequence[int]) -> None:
         """Store these samples and no others, in slot order. If there is no room for them, nothing changes."""
         packing = Packing(layout, fills_of(layout, self.padding))
-        entries = self._put(self._divided(packing, columns, lengths) if lengths else [])
+        with affordable(sum(column.nbytes for column in columns), f"the memory of {self.home}"):
+            samples = packing.divide([column.to(self.home) for column in columns], lengths)
+        entries = self._put(samples)
         self._take_over(layout, packing, dict(enumerate(entries)))
 
     def _take_over(self, layout: Layout, packing: Packing, samples: dict[int, Entry]) -> None:
@@ -93,14 +95,11 @@ class Ragged(Generic[Entry]):
 
     def _bytes_of(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The bytes of each sample of a minibatch."""
-        return self._divided(self._packing, *self._packing.cut([part.detach() for part in parts]))
-
-    def _divided(self, packing: Packing, columns: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-        with affordable(sum(column.nbytes for column in columns), f"the memory of {self.home}"):
-            return packing.divide([column.to(self.home) for column in columns], lengths)
+        with affordable(sum(part.nbytes for part in parts), f"the memory of {self.home}"):
+            return self._packing.split([part.detach().to(self.home) for part in parts])
 
     def _padded(self, slots: Iterable[int]) -> list[Tensor]:
-        return self._packing.pad(*self._packing.join(self._get(self._samples[slot] for slot in slots)))
+        return self._packing.stack(self._get(self._samples[slot] for slot in slots))
 
 
 class RaggedMemory(InMemory, Ragged[Tensor]):
@@ -125,14 +124,15 @@ class RaggedMemory(InMemory, Ragged[Tensor]):
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
         copies = self._copied(parts)
-        if copies is None:
+        if copies is None:  # samples of other ranks: those that were copied here went to other ranks
+            self._copies = []
             super().write(slots, parts)
         else:
             self._samples |= {slot: copies[i] for i, slot in enumerate(slots.tolist()) if slot < self.capacity}
 
     def state(self, count: int) -> dict[str, Any]:
         """What `load` needs to restore the first `count` slots: the columns without padding, on the host."""
-        samples = [self._samples[slot].cpu() for slot in range(count)]
+        samples = [self._samples[slot] for slot in range(count)]
         return ragged_state(*(self._packing.join(samples) if count else ([], [])), self._packing)
 
     def _put(self, contents: Sequence[Tensor]) -> list[Tensor]:
@@ -193,12 +193,12 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
         """Make sure of room for these samples; before the first of them, look for room for all slots."""
         if len(parts) < len(self.layout):
             return  # the answers are still to come
-        lengths = self._packing.lengths(parts).tolist()
-        size = self._packing.size(max(lengths, default=0))
+        size = self._packing.size(max(self._packing.lengths(parts).tolist(), default=0))
         with self._access():
             if not self._samples:
                 _check_room(self.capacity * size, self.path)
-            for place in range(min(len(lengths), self.capacity)):
+            size = max([size, *(room for _, room in self._spares)])  # any of them may take any sample
+            for place in range(self._announce(parts)):
                 if place == len(self._spares):
                     self._spares.append((*self._numbers(1), 0))
                 number, room = self._spares[place]
@@ -209,6 +209,7 @@ class RaggedFolder(Ragged[_Sample], OwnedFolder):
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
+        self._withdraw(parts)
         before = [self._samples[slot] for slot in slots.tolist() if slot in self._samples]
         super().write(slots, parts)
         for sample in before:

@@ -110,7 +110,7 @@ class ShardedReservoir(Reservoir):
         """All stored samples, in slot order, on every rank and in host memory."""
         with self.ranks.together("read the buffer"):
             self._check_draw(1)
-        return self._draw(self._packing().pad(*self._gathered()))
+        return self._draw(self._gathered())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where any reservoir was that gave `state`, sharded over any number of ranks or not at all.
@@ -131,8 +131,10 @@ class ShardedReservoir(Reservoir):
         """All stored samples, the same on every rank and in host memory, as an ordinary reservoir has them."""
         with self.ranks.together("read the buffer"):
             pass
-        columns, lengths = self._gathered() if self._offered else ([], [])
-        return {"columns": columns} if self.padding is None else ragged_state(columns, lengths, self._packing())
+        parts, packing = self._gathered() if self._offered else [], self._packing()
+        if self.padding is None:
+            return {"columns": parts}
+        return ragged_state(*(packing.join(packing.split(parts)) if parts else ([], [])), packing)
 
     def _packing(self) -> Packing:
         """Which columns vary in length, if any do."""
@@ -161,20 +163,17 @@ class ShardedReservoir(Reservoir):
             parts = packing.extend(parts, longest := max(meeting.counts))
             columns = [Column(tuple(longest if n == ANY else n for n in shape), dtype) for shape, dtype in columns]
         arrived = unpack(self.ranks.ship(pack(parts), origin, destination), columns)
-        return packing.pad(*packing.cut(arrived)) if packing.fills else arrived
+        return packing.stack(packing.split(arrived)) if packing.fills else arrived
 
-    def _gathered(self) -> tuple[list[Tensor], list[int]]:
-        """All stored samples, in slot order, as columns in host memory, and their lengths if they differ in length.
-
-        A part at a time, as they may not fit on one device.
-        """
-        packing, pieces, lengths = self._packing(), [], []
-        for slots in torch.split(torch.arange(self.stored), max(1, CHUNK // max(1, packing.size(POSITIONS)))):
-            parts = self._get(slots.repeat(self.ranks.size), self._each_rank(len(slots)))
-            columns, more = packing.cut([part.cpu() for part in parts])
-            pieces.append(columns)
-            lengths += more
-        return [torch.cat(columns) for columns in zip(*pieces, strict=True)], lengths
+    def _gathered(self) -> list[Tensor]:
+        """All stored samples, in slot order, in host memory; a part at a time, as they may not fit on one device."""
+        packing = self._packing()
+        pieces = [
+            [part.cpu() for part in self._get(slots.repeat(self.ranks.size), self._each_rank(len(slots)))]
+            for slots in torch.split(torch.arange(self.stored), max(1, CHUNK // max(1, packing.size(POSITIONS))))
+        ]
+        longest = max(map(packing.longest, pieces))
+        return [torch.cat(parts) for parts in zip(*(packing.extend(each, longest) for each in pieces), strict=True)]
 
     def _each_rank(self, counts: Tensor | int) -> Tensor:
         """Every rank's number, as often as `counts` say, in order."""

@@ -96,6 +96,8 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 def main() -> None:
     """The `holdfast` command: errors become one sentence and an exit code."""
+    for name in ("stdout", "stderr"):  # None if the caller closed it
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     replace_unknown_signs()
     try:
         _startup.started()

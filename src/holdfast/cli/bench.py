@@ -19,7 +19,6 @@ from holdfast.registry import unknown_name
 
 __all__: list[str] = []
 
-
 GPU_CASES = (
     ("rot-mnist", "mse"),
     ("seq-cifar10", "er"),
@@ -89,16 +88,14 @@ def _beside(alone: float, together: float) -> str:
 
 def _bench_gpu(only: list[str], as_json: bool) -> None:
     known = list(dict.fromkeys(benchmark for benchmark, _ in GPU_CASES))
-    for name in only:
-        if name not in known:
-            raise unknown_name("benchmark measured here", name, known)
+    if unknown := [name for name in only if name not in known]:
+        raise unknown_name("benchmark measured here", unknown[0], known)
     rates: list[bench.DeviceRate] = []
     try:
         for benchmark, method in GPU_CASES:
             if not only or benchmark in only:
                 with errors.status(f"{benchmark} {method}: compiling, then one run and several ..."):
-                    for rate in bench.device_rates(benchmark, method):
-                        rates.append(rate)
+                    rates.extend(bench.device_rates(benchmark, method))
     finally:  # a failure, or Ctrl-C, does not lose the numbers so far
         _show_rates(rates, as_json)
 
@@ -108,14 +105,11 @@ def _show_rates(rates: list[bench.DeviceRate], as_json: bool) -> None:
         print(json.dumps({"device_rates": [asdict(rate) for rate in rates]}))
         return
     columns = ("benchmark, method", "runs", "steps/s", "TFLOP/s", "% peak", "ready s", "MB/run")
-    rows = [
-        (
-            *(f"{rate.benchmark} {rate.method}", rate.runs),
-            *(f"{rate.steps_per_second:,.0f}", f"{rate.tflops:,.0f}", f"{100 * rate.peak_share:.1f}"),
-            *(f"{rate.ready_seconds:.1f}", f"{rate.memory_mb:,.0f}"),
-        )
-        for rate in rates
-    ]
+    rows = []
+    for rate in rates:
+        speed, work = f"{rate.steps_per_second:,.0f}", (f"{rate.tflops:,.0f}", f"{100 * rate.peak_share:.1f}")
+        costs = f"{rate.ready_seconds:.1f}", f"{rate.memory_mb:,.0f}"
+        rows.append((f"{rate.benchmark} {rate.method}", rate.runs, speed, *work, *costs))
     output.print(table("runs at a time on one GPU", columns, rows))
     if rates:
         peaks = [rate.peak_tflops for rate in rates]

@@ -53,21 +53,16 @@ def export_command(
     if not weights:
         again = rerun_command(config, run.resolve())
         raise HoldfastError(f"{run} has no weights, so there is no model to export. To get them: {again}")
-    path = out or Path(
-        f"{config.benchmark}-{config.method}-{config.fingerprint}{FORMATS[format_of(Path(), format or 'torch')]}"
-    )
+    ending = FORMATS[format_of(Path(), format or "torch")]
+    path = out or Path(f"{config.benchmark}-{config.method}-{config.fingerprint}{ending}")
     kind = format_of(path, format)
     with data_progress():
         model, benchmark = final_model(run, config, weights, data_root(data))
     shown = benchmark.tasks[0].test.images[:SHOWN].cpu()
     noise = torch.randint(0, 256, shown.shape, dtype=torch.uint8, generator=generator(config.seed, "export"))
     images = torch.cat([shown, noise])
-    about = {
-        "fingerprint": config.fingerprint,
-        "config": config.to_dict(),
-        "accuracy": result.to_json()["accuracy"],
-        "environment": result.environment,
-    }
+    about = {"fingerprint": config.fingerprint, "config": config.to_dict(), "environment": result.environment}
+    about["accuracy"] = result.to_json()["accuracy"]
     view = benchmark.normalize if normalization else None
     made = export(model, images if view else benchmark.normalize(images), path, format=kind, view=view, about=about)
     report = {

@@ -33,8 +33,6 @@ from holdfast.workload import expected_seconds
 
 __all__ = ["make_config"]
 
-OnStep = Callable[[Progress], None]
-
 MOST_THREADS = 1024  # PyTorch crashes where the system has no room for so many
 LONG = 300
 """Seconds; a run that may take longer is announced."""
@@ -90,13 +88,13 @@ def run_command(
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         try:
-            with _loggers(log or [], config) as loggers, show_runs() as line:
+            with _watching(config, log or []) as on_step:
                 found = run(
                     config,
                     stream,
                     device=device,
                     threads=threads,
-                    on_step=_all([line(config.title), *loggers]),
+                    on_step=on_step,
                     checkpoint=state if resume else None,
                     every=checkpoint_every,
                 )
@@ -154,20 +152,13 @@ def _save(result: results.RunResult, out: Path) -> bool:
 
 
 @contextmanager
-def _loggers(targets: list[str], config: RunConfig) -> Iterator[list[OnStep]]:
-    """A callback for every --log; raises before training if one of them cannot be written to."""
+def _watching(config: RunConfig, targets: list[str]) -> Iterator[Callable[[Progress], object]]:
+    """A callback that shows a run and logs it; raises before training if a target of --log cannot be written to."""
     name = f"{config.benchmark}-{config.method}-{config.fingerprint}"
-    with ExitStack() as opened:
+    with ExitStack() as opened, show_runs() as line:
         made = [opened.enter_context(open_logger(each, name=name, config=config.to_dict())) for each in targets]
-        yield [watch(logger) for logger in made]
-
-
-def _all(callbacks: list[OnStep]) -> OnStep:
-    def on_step(progress: Progress) -> None:
-        for each in callbacks:
-            each(progress)
-
-    return callbacks[0] if len(callbacks) == 1 else on_step
+        watchers: list[Callable[[Progress], object]] = [line(config.title), *map(watch, made)]
+        yield lambda progress: [each(progress) for each in watchers]
 
 
 def _summary(result: results.RunResult) -> Table:

@@ -145,6 +145,9 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
     check_globally(state["global"], learner.device)
     if learner.buffer is not None:
         learner.buffer.check_state(state["buffer"])
+        labels = dict(zip(state["buffer"]["names"], state["buffer"]["columns"], strict=True)).get("y")
+        if learner.labelled and labels is not None and labels.dtype != torch.int64:
+            raise UsageError(f"the saved buffer holds labels of type {labels.dtype}, which no learner stores.")
     if "frozen" in state:
         _check_frozen(learner.model, state["frozen"])
     _check_model(learner, state["model"], state.get("frozen", {}))

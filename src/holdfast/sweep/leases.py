@@ -11,17 +11,18 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.files import locked, telling
-from holdfast.schema import read_json
+from holdfast.schema import read_json, validated
 
-__all__ = ["HEARTBEAT", "SILENCE", "Leases", "is_gone", "signature"]
+__all__ = ["HEARTBEAT", "SILENCE", "Leases", "Signature", "is_gone", "signature"]
 
 HEARTBEAT, SILENCE = 60.0, 600.0
 """Seconds between two signs of life, and without one until the lease of another host is free."""
@@ -79,21 +80,29 @@ class Leases:
                 os.utime(path)
 
 
-def signature() -> dict[str, object]:
-    """This process, its host and when the process began."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
+@dataclass
+class Signature:
+    """A process, its host and when the process began."""
+
+    pid: int
+    host: str
+    started: str | None
 
 
-def is_gone(lease: Mapping[str, Any], age: float) -> bool:
-    """Whether the process that signed a lease has ended; on another host, whether it has been silent for long.
+def signature() -> dict[str, Any]:
+    """That of this process."""
+    return asdict(Signature(os.getpid(), socket.gethostname(), _started(os.getpid())))
+
+
+def is_gone(signed: Signature, age: float) -> bool:
+    """Whether the process that signed has ended; on another host, whether it has been silent for long.
 
     `age` is the time since its last sign of life, in seconds. No process signs far in the future, so a time more than
-    ten minutes ahead counts as silence. Raises a KeyError, TypeError, ValueError or OverflowError for other content.
+    ten minutes ahead counts as silence.
     """
-    pid, host, started = int(lease["pid"]), lease["host"], lease["started"]
-    if host != socket.gethostname():
+    if signed.host != socket.gethostname():
         return not abs(age) <= SILENCE
-    return not _is_running(pid) or (started is not None and _started(pid) != started)
+    return not _is_running(signed.pid) or (signed.started is not None and _started(signed.pid) != signed.started)
 
 
 def _create(path: Path) -> bool:
@@ -113,10 +122,10 @@ def _is_abandoned(path: Path) -> bool:
     """Whether a lease is free to be taken over."""
     try:
         age = time.time() - path.stat().st_mtime
-        return is_gone(read_json(path), age)
+        return is_gone(validated(Signature, read_json(path), "lease"), age)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError):
         return abs(age) > WRITING  # its process was killed before it could write; a younger one may be about to
 
 

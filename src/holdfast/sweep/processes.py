@@ -64,7 +64,7 @@ class ProcessRunner:
             if idle is None:
                 idle = _Worker(job)
                 workers.append(idle)
-            idle.give(config)
+            idle.tell(config)
 
         try:
             while True:
@@ -103,7 +103,7 @@ def _listen(busy: list[_Worker], emit: Emit) -> None:
     for worker in busy:
         for event in worker.news():
             if emit(event) and worker.config == event.config:
-                worker.abandon()
+                worker.tell(None)
 
 
 class _Worker:
@@ -117,16 +117,11 @@ class _Worker:
         theirs.close()
         self.config: RunConfig | None = None
 
-    def give(self, config: RunConfig) -> None:
-        """Have it carry out a run."""
-        self.config = config
+    def tell(self, config: RunConfig | None) -> None:
+        """Have it carry out a run; with None, leave its run, unless it has just finished it."""
+        self.config = config or self.config
         with suppress(OSError):  # it is dead; `news` reports that
-            self.pipe.send(config.to_dict())
-
-    def abandon(self) -> None:
-        """Have it leave its run, unless it has just finished it."""
-        with suppress(OSError):
-            self.pipe.send(None)
+            self.pipe.send(config and config.to_dict())
 
     def news(self) -> Iterator[Event]:
         """Its messages since the last call; its death is the failure of its run."""

@@ -11,15 +11,15 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.files import replacing
-from holdfast.schema import parse_json, write_json
-from holdfast.sweep.leases import HEARTBEAT, SILENCE, is_gone, signature
+from holdfast.schema import parse_json, validated, write_json
+from holdfast.sweep.leases import HEARTBEAT, SILENCE, Signature, is_gone, signature
 
 __all__ = ["Remote"]
 
@@ -27,6 +27,14 @@ SWEEP = ".sweep.json"
 SETTLING = 2.0
 """Seconds after which a sweep that began at the same moment has written its name as well."""
 FINGERPRINT = re.compile("[0-9a-f]{16}")
+
+
+@dataclass
+class _Owner(Signature):
+    """Which sweep has the place, and when it last gave a sign of life."""
+
+    sweep: str
+    time: float
 
 
 class Remote:
@@ -87,7 +95,7 @@ class Remote:
             self.fetch()
             yield
         finally:
-            if self._owner().get("sweep") == self.sweep:
+            if (owner := self._owner()) and owner.sweep == self.sweep:
                 self._files.rm_file(f"{self._root}/{SWEEP}")
 
     def renew(self) -> None:
@@ -104,23 +112,19 @@ class Remote:
     def _signature(self) -> str:
         return json.dumps(signature() | {"sweep": self.sweep, "time": time.time()})
 
-    def _owner(self) -> dict[str, Any]:
-        """The signature of the sweep that has the place; empty if there is none that can be read."""
+    def _owner(self) -> _Owner | None:
+        """The sweep that has the place; None if there is none that can be read."""
         self._files.invalidate_cache()
         with suppress(FileNotFoundError, ValueError):
-            found = parse_json(self._files.cat_file(f"{self._root}/{SWEEP}").decode("utf-8"))
-            return found if isinstance(found, dict) else {}
-        return {}
+            found: _Owner = validated(_Owner, parse_json(self._files.cat_file(f"{self._root}/{SWEEP}")), "owner")
+            return found
+        return None
 
     def _check_free(self) -> None:
         """Raise if another sweep has the place."""
         owner = self._owner()
-        try:
-            free = owner["sweep"] == self.sweep or is_gone(owner, time.time() - owner["time"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            free = True
-        if not free:
+        if owner and owner.sweep != self.sweep and not is_gone(owner, time.time() - owner.time):
             raise HoldfastError(
-                f"{self.url} is in use by another sweep, process {owner['pid']} on {owner['host']}: wait for it to "
+                f"{self.url} is in use by another sweep, process {owner.pid} on {owner.host}: wait for it to "
                 f"end. If it was killed, the place is free {SILENCE / 60:.0f} minutes after its last sign of life."
             )
