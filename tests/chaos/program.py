@@ -73,7 +73,8 @@ class Execution:
     def end(self, number: int, *, everyone: bool) -> None:
         """Send it a signal, or all processes it started as well. One that has ended gets none: its number is free."""
         if self.code is None:
-            (os.killpg if everyone else os.kill)(self.pid, number)
+            # A child that has just begun has no group of its own yet, and no children either.
+            (os.killpg if everyone and _group_lives(self.pid) else os.kill)(self.pid, number)
 
     def output(self) -> str:
         """What it printed."""
