@@ -29,6 +29,7 @@ CHAOS = "<!-- chaos -->"
 LANGUAGE = re.compile(r"<!-- language: (\w+) -->")
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
+SPACE = "\u00a0"  # a space at which no line ends
 NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
 
 
@@ -149,7 +150,7 @@ def _arm_order(name: str) -> tuple[float, int]:
 def _arm_title(name: str) -> str:
     method, _, size = name.removeprefix("lora-").partition("-")
     title = "replay alone" if method == "replay" else method
-    return f"{title}, {size.replace('_', '.')} %" if size else title
+    return f"{title}, {size.replace('_', '.')}{SPACE}%" if size else title
 
 
 def _pairs(found: dict[str, Any]) -> list[str]:
@@ -178,10 +179,10 @@ def _cost(found: dict[str, Any]) -> list[str]:
     lines = [f"| | {' | '.join(columns)} |", f"|---|{len(columns) * '---:|'}"]
     for name, each in found["speed"].items():
         load, arm = found["load"][name], found["arms"].get(f"{name}-2")
-        stored = f"{arm['buffer_bytes'] / arm['buffer_size'] / 1000:.1f} KB" if arm else ""
-        cells = [f"{1000 * each['seconds_per_step']:.1f} ms", f"{each['seconds_per_step_ratio']:.2f}"]
-        cells += [f"{1000 * load['seconds_per_step']:.0f} ms", f"{load['ratio']:.2f}"]
-        cells += [f"{each['peak_memory_bytes'] / 1e9:.2f} GB", f"{each['peak_memory_bytes_ratio']:.2f}", stored]
+        stored = f"{arm['buffer_bytes'] / arm['buffer_size'] / 1000:.1f}{SPACE}KB" if arm else ""
+        cells = [f"{1000 * each['seconds_per_step']:.1f}{SPACE}ms", f"{each['seconds_per_step_ratio']:.2f}"]
+        cells += [f"{1000 * load['seconds_per_step']:.0f}{SPACE}ms", f"{load['ratio']:.2f}"]
+        cells += [f"{each['peak_memory_bytes'] / 1e9:.2f}{SPACE}GB", f"{each['peak_memory_bytes_ratio']:.2f}", stored]
         lines += [f"| {_arm_title(name)} | {' | '.join(cells)} |"]
     return lines
 
@@ -197,7 +198,7 @@ def _trainer_overhead(found: dict[str, Any]) -> list[str]:
     lines = ["| | a step | beside `Trainer` |", "|---|---:|---:|"]
     for kind, title in titles.items():
         each = found["overhead"][kind]
-        lines += [f"| {title} | {1000 * each['seconds']:.1f} ms | {each['ratio']:.2f} |"]
+        lines += [f"| {title} | {1000 * each['seconds']:.1f}{SPACE}ms | {each['ratio']:.2f} |"]
     return lines
 
 

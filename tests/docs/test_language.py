@@ -94,6 +94,8 @@ def test_what_the_page_says_is_so(found):
     assert all(0.62 < each["prose"]["ratio"] < 0.71 for each in tiny.values()), "about two thirds"
     ratios = [tiny[name]["code"]["ratio"] for name in regularizers]
     assert (min(ratios), max(ratios)) == (ratios[0], ratios[-1]), "from kl to linf"
+    assert {name: each["all"]["clear"] for name, each in tiny.items()} == {"kl": "lower", "mse": "open", "linf": "lower"}
+    assert tiny["mse"]["all"]["lower"] == 3
     small = {name: pairs[f"{name}-2"]["replay-2"] for name in regularizers}
     assert all(each["code"]["clear"] == "lower" and 0.83 < each["code"]["ratio"] < 0.87 for each in small.values())
     assert all(each["prose"]["clear"] == "open" and each["prose"]["lower"] == 3 for each in small.values())
@@ -105,7 +107,11 @@ def test_what_the_page_says_is_so(found):
     assert 0.93 < large["linf"]["code"]["ratio"] < 1
     assert large["kl"]["code"]["lower"] == large["kl"]["prose"]["lower"] == 0
     assert all(pairs["replay-5"]["joint"][domain]["clear"] == "higher" for domain in ("code", "prose"))
-    assert arms["kl-2"]["code"]["code"]["mean"] > arms["replay-2"]["code"]["code"]["mean"]
+    for size in ("0_5", "2", "5"):
+        after = {name: arms[f"{name}-{size}"]["code"]["code"] for name in ("replay", *regularizers)}
+        alone = after.pop("replay")
+        assert all(ours > theirs for ours, theirs in zip(after["kl"]["values"], alone["values"], strict=True))
+        assert all(0.95 < after[name]["mean"] / alone["mean"] < 1.03 for name in ("mse", "linf"))
     assert found["clear"]["higher"] == 1, "is clearly higher"
 
 
