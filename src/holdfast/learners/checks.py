@@ -118,6 +118,11 @@ def why_not_computed(first: str, view: Nested, model: nn.Module) -> str:
             "BatchNorm cannot learn from a single sample. Leave out a last minibatch of one, as DataLoader does with "
             "drop_last=True; let the buffer, and every draw from it, have at least two samples."
         )
+    if "index out of range in self" in first:
+        return (
+            "a number in x has no row in one of the model's embeddings: every token must be below the size of the "
+            "vocabulary, and no text longer than the positions that the model has. Was it another tokenizer's?"
+        )
     own = next(model.parameters()).dtype
     parts = leaves(view, "x")
     advice = "Give the model inputs of the shape it is made for."
