@@ -19,7 +19,7 @@ from holdfast.rng import global_generators
 __all__ = ["CropFlip", "Normalize", "View", "draws_once", "per_sample", "takes_targets"]
 
 View = Callable[..., Any]
-"""Stored minibatch -> what the network is shown; for images, (B, C, H, W) uint8 -> float. See `takes_targets`."""
+"""Stored minibatch -> the network's input; for images, (B, C, H, W) uint8 -> float. See `takes_targets`."""
 
 
 def takes_targets(view: View) -> bool:
@@ -96,9 +96,9 @@ def per_sample(view: View) -> View:
     """A view of minibatches that applies `view` to each sample on its own, without the dimension of the batch.
 
     For random transforms that draw once per call, such as those of torchvision: given a minibatch, they would treat all
-    of its samples alike. Where torch.vmap can compute all samples at once, it does; it refuses whatever depends on a
-    drawn number in Python, as torchvision's do. If it refuses, or if Python's or NumPy's generator moved, of which vmap
-    knows nothing, the samples are computed one by one. The first call finds out.
+    of its samples alike. torch.vmap computes all samples at once if it can. It cannot if Python code depends on a drawn
+    number, as in torchvision, or if the view draws from Python's or NumPy's generator. Then the samples are computed
+    one by one. The first call finds out.
     """
     return _PerSample(view)
 
@@ -114,7 +114,7 @@ class _PerSample:
             try:
                 made = torch.vmap(self.view, randomness="different")(x)
                 self._at_once = not before.moved_beside_torch()
-            except Exception:  # whatever is wrong with the view itself is raised again below
+            except Exception:  # an error of the view itself is raised again below
                 self._at_once = False
             if self._at_once:
                 return made

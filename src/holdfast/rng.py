@@ -148,6 +148,6 @@ def seeded_globally(seed: int, name: str) -> Iterator[None]:
     Afterwards it has the state it had before. Threads take turns, as in `swapped_globally`.
     """
     with _turn, torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: that would reseed the GPUs' generators as well, which nobody restores.
+        # Not torch.manual_seed: that would reseed the GPUs' generators as well, and they are not restored here.
         torch.default_generator.manual_seed(derive_seed(seed, name))
         yield

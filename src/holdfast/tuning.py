@@ -19,6 +19,7 @@ from hashlib import sha256
 from math import isfinite, log
 from pathlib import Path
 from statistics import fmean, median
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +37,7 @@ __all__ = ["Range", "Study", "Trial", "preset_text", "search_space", "tune", "wi
 
 STUDIES = "study.db"
 DIGITS = 3
-"""Significant digits of a value that is tried: what is written down is exactly what ran."""
+"""Significant digits of a value. Values are rounded before they are tried: a preset holds exactly those that ran."""
 SPAN = 10.0
 """A range reaches from the preset divided by this to the preset times this, unless told otherwise."""
 FIRST_VERDICT = 1
@@ -124,7 +125,7 @@ class Study:
 
 
 Watch = Callable[[Trial, float], None]
-"""Told of a trial and the share of its training done, when it moves or ends."""
+"""Called with a trial and the share of its training that is done, 0 to 1, when it moves or ends."""
 
 
 def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[str] = ()) -> tuple[Range, ...]:
@@ -201,11 +202,11 @@ def tune(
     plugins: Sequence[str] = (),
     watch: Watch | None = None,
 ) -> Study:
-    """Carry out trials until the study has so many, and return what is known then.
+    """Carry out runs until the study has so many `trials`; returns the study.
 
-    The first trial has the config's own values. A run that lies under the median of the finished ones after a task,
-    from the second task on, is stopped: its state is `pruned`. Ctrl-C and SIGTERM let each run save its state; the
-    same call continues the study. Runs share a GPU as a fleet, or have a process each on a CPU (see `local_runner`).
+    The first trial has the config's own values. From the second task on, a run is stopped if its accuracy is below the
+    median of the finished ones after that task: its state is `pruned`. On Ctrl-C and SIGTERM each run saves its state;
+    the same call continues the study. Runs share a GPU as a fleet, or have a process each on a CPU (`local_runner`).
     """
     if not config.validation:
         raise UsageError("tuning needs a validation split, for instance validation=0.1: test sets must not choose.")
@@ -256,7 +257,7 @@ class _Session:
     def configs(self) -> Iterator[RunConfig | None]:
         """First the runs that a stopped or killed process left, then new ones until there are enough."""
         for frozen in self._trials("RUNNING"):
-            # Its parameters may be missing if the process was killed at just that moment; they are drawn now.
+            # If the process was killed before it had drawn all values, the others are drawn now.
             config = self._take(self.optuna.trial.Trial(self._study, frozen._trial_id))
             if config is not None:
                 yield config
@@ -275,14 +276,14 @@ class _Session:
         number = len(self._study.get_trials(deepcopy=False))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-            # A constant liar takes runs that have not ended for bad ones, so that two at a time try different values.
+            # A constant liar counts runs that have not ended as bad: two at a time then try different values.
             self._study.sampler = self.optuna.samplers.TPESampler(
                 seed=(self._config.seed + number) % 2**32, constant_liar=True
             )
         return self._study.ask()
 
     def _take(self, trial: Any) -> RunConfig | None:
-        """The run of a trial; None if another process has it, or if it was finished and not noted."""
+        """The run of a trial; None if another process carries it out, or if its result is there already."""
         drawn = {
             each.name: trial.suggest_float(each.name, each.low, each.high, log=each.logarithmic) for each in self._space
         }
@@ -290,7 +291,7 @@ class _Session:
         if not self._leases.acquire(config):
             return None
         self._note(config, trial)
-        if results.find(self._out, config) is not None:  # saved by a process that was killed before it could say so
+        if results.find(self._out, config) is not None:  # its process was killed before it could tell the study
             self._end(Event("done", config, 1.0))
             return None
         return config
@@ -343,7 +344,7 @@ class _Session:
             self._report(event.config, [*(row[: task + 1] for task, row in enumerate(matrix[:-1])), matrix[-1]])
             self._study.tell(trial, found.accuracy)
             self._succeeded = True
-            for name in (results.LOGITS, results.WEIGHTS):  # large, and nobody needs them of every trial
+            for name in (results.LOGITS, results.WEIGHTS):  # large files that no part of tuning reads
                 (self._out / event.config.fingerprint / name).unlink(missing_ok=True)
         elif event.kind == "abandoned" or DIVERGED in event.error:
             self._study.tell(trial, state=state.PRUNED)
@@ -396,7 +397,7 @@ def _study_name(config: RunConfig, space: tuple[Range, ...]) -> str:
 
 
 def import_optuna() -> ModuleType:
-    """Optuna, which prints nothing of its own; a `UsageError` names the extra where it is missing."""
+    """Optuna without its log messages; if it is not installed, a `UsageError` names the extra."""
     try:
         import optuna
         import optuna.importance
@@ -414,7 +415,10 @@ def _usual_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+        # A damaged database also makes these packages raise errors of Python itself.
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        raised = {name.partition(".")[0] for name in (type(error).__module__, frame.f_globals["__name__"])}
+        if raised.isdisjoint(("sqlalchemy", "optuna", "alembic")):
             raise
         reason = str(error).partition("\n")[0]
         remedy = "If it is damaged, move it away to start a new study."

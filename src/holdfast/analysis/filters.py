@@ -92,7 +92,7 @@ def box_matrix(size: int, new_size: int) -> Tensor:
     ratio = size / new_size
     centres = (torch.arange(new_size, dtype=torch.float64)[:, None] + 0.5) * ratio
     distance = (torch.arange(size, dtype=torch.float64) + 0.5 - centres) / max(ratio, 1.0)
-    # The box is open on one side, so that a pixel halfway between two boxes belongs to one of them.
+    # The box is open on one side: a pixel halfway between two boxes belongs to one of them.
     inside = ((distance > -0.5) & (distance <= 0.5)).double()
     return (inside / inside.sum(dim=1, keepdim=True)).float()
 

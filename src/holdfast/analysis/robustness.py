@@ -43,10 +43,10 @@ class Robustness:
 
 
 class CorruptedImages:
-    """Corrupted test images, so that they are made once for all models tested on them.
+    """Corrupted test images, made once for all models that are tested on them.
 
-    Sets beyond `most_bytes` are made again each time. By default that is a quarter of the memory, on a CPU at most
-    4 GiB. Asking for corruptions of other images drops all sets.
+    At most `most_bytes` are stored, by default a quarter of the memory, on a CPU at most 4 GiB; sets beyond that are
+    made again each time. When other images are asked for, all sets are dropped.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a benchmark is: tasks with training data and test sets, and what the network is shown of them."""
+"""What a benchmark is: tasks with training data and test sets, and the view of them that the network gets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Task:
     classes: tuple[int, ...]
     """The classes that a Task-IL evaluation chooses from."""
     train: Callable[[], ImageSet]
-    """Makes the training set when the task begins, so that not all tasks must fit into memory together."""
+    """Makes the training set when the task begins: memory must hold one task, not all of them."""
     test: ImageSet
 
 
@@ -50,7 +50,7 @@ class Benchmark:
     """Shape of one input as the network sees it."""
     tasks: tuple[Task, ...]
     normalize: View = field(default_factory=Normalize)
-    """What the network is shown of test images."""
+    """The view of test images that the network gets."""
     random_view: RandomView | None = None
     """Makes the view of training images from `normalize` and a generator, e.g. `CropFlip`; None: `normalize` alone."""
     batches: Callable[[int, int, torch.Generator], Iterable[Tensor]] = shuffled
@@ -61,7 +61,7 @@ class Benchmark:
     """Whether a learner is told where tasks begin and end."""
 
     def train_view(self, generator: torch.Generator) -> View:
-        """What the network is shown of training images; `generator` decides about random views."""
+        """The view of training images that the network gets; a random view draws from `generator`."""
         return self.random_view(self.normalize, generator) if self.random_view else self.normalize
 
     def joint(self) -> ImageSet:
@@ -91,7 +91,7 @@ _device: ContextVar[torch.device] = ContextVar("device", default=CPU)
 
 
 def shared_dataset(name: str, root: Path) -> Dataset:
-    """The data set `name` on the device that `make_benchmark` was called for, so that tasks are made there.
+    """The data set `name`, on the device that `make_benchmark` was called for: tasks are made there.
 
     It is read once and shared by all runs of a process: do not write to it.
     """

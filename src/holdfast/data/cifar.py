@@ -32,7 +32,7 @@ class _Code:
 
 
 class _Array:
-    """Replaces numpy.ndarray in a file, so that the file can call nothing of NumPy; only its bytes are copied.
+    """Replaces numpy.ndarray in a file; only its bytes are copied, and no function of NumPy is called.
 
     The real class would build an array of any size, or of objects at addresses that the file gives.
     """

@@ -23,7 +23,7 @@ __all__ = ["BfloatTwin", "CapturedEngine", "Engine", "LossLog", "accelerate", "m
 def accelerate(
     model: nn.Module, optimizer: Optimizer, precision: str, device: torch.device, *, twin: bool = True
 ) -> tuple[Callable[[Any], Tensor], Optimizer]:
-    """What computes the model's outputs in a step, and its optimiser: on a GPU faster ones that give the same.
+    """The function that computes the model's outputs in a step, and the optimiser; on a GPU, faster equivalents.
 
     Networks with convolutions are compiled there, unless they have an attribute `compiles` that is False. In
     bfloat16, a `twin` of the network is trained where that is possible.
@@ -58,7 +58,7 @@ def prepare_cuda() -> None:
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_root() / "compiled"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(data_root() / "compiled" / "triton"))
-    # Advice on matrix products in float32, of which the networks that are compiled have one.
+    # The advice is about matrix products in float32; compiled networks have only one of them.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # Every method of a fleet compiles the same functions for other constants; the default limit is eight.
     torch._dynamo.config.recompile_limit = 64

@@ -27,7 +27,7 @@ class BfloatTwin(PlainSgd):
 
     def __init__(self, model: nn.Module, lr: float) -> None:
         matrices = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-        # Everything but the matrices is shared; BatchNorms wholly, since they also share who is in which group.
+        # All but the matrices is shared. BatchNorms are shared as modules: they know which row is in which group.
         shared = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, _BatchNorm))]
         memo: dict[int, Any] = {id(thing): thing for thing in shared}
         self.network: nn.Module = deepcopy(model, memo)
@@ -80,7 +80,7 @@ def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor],
 
 
 def _refresher(twin: BfloatTwin) -> Callable[..., None]:
-    """A function rather than a bound method: a copy of the model, such as a teacher, must not copy the twin with it."""
+    """Not a bound method: a copy of the model, such as a teacher, would copy the twin with it."""
 
     def refresh(*_: Any) -> None:
         twin.refresh()

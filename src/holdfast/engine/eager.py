@@ -37,7 +37,7 @@ class LossLog:
         self._zero = torch.zeros((), device=device)
 
     def record(self, losses: Losses) -> None:
-        """Record one step's terms. Only the device works, so that it can be part of a captured step."""
+        """Record one step's terms, on the device alone: it can be part of a captured step."""
         terms = losses.as_dict()
         if unknown := terms.keys() - set(self.names):
             raise UsageError(f"the loss term {min(unknown)} is not among the learner's `terms`: name it there.")

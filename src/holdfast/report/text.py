@@ -22,7 +22,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 """Characters that a terminal would obey or cannot show: control characters, changes of direction, broken UTF-8."""
 
 
-def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: int = 2, sign: str = " ± ") -> str:
+def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: int = 2) -> str:
     """A mean with its standard deviation and the number of runs, each where it is known; empty if the mean is NaN.
 
     >>> plus_minus(52.0, 1.0, 3)
@@ -30,7 +30,7 @@ def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: i
     """
     if isnan(mean):
         return ""
-    spread = "" if std is None or isnan(std) else f"{sign}{std:.{decimals}f}"
+    spread = "" if std is None or isnan(std) else f" ± {std:.{decimals}f}"
     return f"{mean:.{decimals}f}{spread}" + (f" ({n})" if n else "")
 
 

@@ -250,9 +250,8 @@ def _update(
 class _Plan(NamedTuple):
     """How the programs share the work on one layer."""
 
-    rows: int
-    """Rows of a group."""
-    channels: int
+    shape: tuple[int, int]
+    """Rows of a group, and channels."""
     grid: tuple[int, int]
     cut: tuple[int, int]
     """How many pieces a group is cut into, and how many turns of the loop a piece takes."""
@@ -273,7 +272,7 @@ def _plan(x: Tensor, groups: int) -> _Plan:
     reads = READS if turns >= READS else 2
     loop = {"UNROLLED": reads, "ROWS": ROWS, "CHANNELS": CHANNELS, "num_warps": WARPS}
     most = FEW_PIECES if pieces <= FEW_PIECES else MOST_PIECES
-    return _Plan(rows, channels, (blocks, groups * pieces), (pieces, turns), loop, most)
+    return _Plan((rows, channels), (blocks, groups * pieces), (pieces, turns), loop, most)
 
 
 def forward(
@@ -281,14 +280,13 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Output, and means and variances (2, groups, channels)."""
     plan = _plan(x, groups)
-    shape = (plan.rows, plan.channels)
-    partial = x.new_empty(plan.grid[1], 2, plan.channels, dtype=torch.float32)
-    statistics = x.new_empty(2, groups, plan.channels, dtype=torch.float32)
+    partial = x.new_empty(plan.grid[1], 2, x.shape[1], dtype=torch.float32)
+    statistics = x.new_empty(2, groups, x.shape[1], dtype=torch.float32)
     y = torch.empty_like(x)
-    _add_up[plan.grid](x, partial, *shape, *plan.cut, **plan.loop)
+    _add_up[plan.grid](x, partial, *plan.shape, *plan.cut, **plan.loop)
     kind = {"RELU": relu, "SHORTCUT": shortcut is not None, "PIECES": plan.most}
     tensors = (x, x if shortcut is None else shortcut, y, partial, weight, bias, *statistics)
-    _normalize[plan.grid](*tensors, *shape, eps, *plan.cut, **kind, **plan.loop)
+    _normalize[plan.grid](*tensors, *plan.shape, eps, *plan.cut, **kind, **plan.loop)
     return y, statistics
 
 
@@ -298,18 +296,16 @@ def backward(
     """Gradients of input, weight, bias and shortcut; `y` is the output if there was a shortcut, else None."""
     groups = statistics.shape[1]
     plan = _plan(x, groups)
-    shape = (plan.rows, plan.channels)
-    partial = x.new_empty(plan.grid[1], 2, plan.channels, dtype=torch.float32)
+    partial = x.new_empty(plan.grid[1], 2, x.shape[1], dtype=torch.float32)
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     dshortcut = x.new_empty(0) if y is None else torch.empty_like(y)
     given = (partial, weight, bias, *statistics)
     around = (dy, x, x) if y is None else (dy, y, dshortcut)
-    _add_up_slopes[plan.grid](
-        x, *around, *given, *shape, eps, *plan.cut, RELU=relu, SHORTCUT=y is not None, **plan.loop
-    )
+    kind = {"RELU": relu, "SHORTCUT": y is not None}
+    _add_up_slopes[plan.grid](x, *around, *given, *plan.shape, eps, *plan.cut, **kind, **plan.loop)
     # The shortcut's gradient is that of the output, already masked by the ReLU.
     dy, again = (dy, relu) if y is None else (dshortcut, False)
-    results = (dweight, dbias, *shape, eps, groups, *plan.cut)
+    results = (dweight, dbias, *plan.shape, eps, groups, *plan.cut)
     _descend[plan.grid](x, dy, dx, *given, *results, RELU=again, PIECES=plan.most, **plan.loop)
     return dx, dweight, dbias, dshortcut
 
