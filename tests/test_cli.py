@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from holdfast import results
 from holdfast.cli import app, main
@@ -293,11 +294,10 @@ def test_demo_of_a_single_task(holdfast, tmp_path):
 
 
 def help_of(*command):
-    env = {**os.environ, "COLUMNS": "80"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "holdfast", *command, "--help"], capture_output=True, env=env, text=True
-    )
-    assert shown.returncode == 0
+    """What --help prints in a terminal of 80 columns."""
+    shown = CliRunner().invoke(app, [*command, "--help"], prog_name="holdfast", env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert max(map(len, shown.stdout.splitlines())) <= 80
     return shown.stdout
 
 
@@ -316,15 +316,15 @@ def test_help_is_whole_sentences_and_words_for_people():
 
 def test_commands_come_in_the_order_in_which_they_are_needed():
     shown = help_of().partition("Commands:")[2]
-    assert [line.split()[0] for line in shown.strip().splitlines()][:4] == ["demo", "run", "list", "reproduce"]
-    assert "Usage: python -m holdfast run [OPTIONS] BENCHMARK METHOD\n" in help_of("run")
+    assert [line.split()[0] for line in shown.strip().splitlines()][:5] == ["demo", "run", "list", "data", "reproduce"]
+    assert "Usage: holdfast run [OPTIONS] BENCHMARK METHOD\n" in help_of("run")
 
 
 def test_a_long_run_is_announced(holdfast, monkeypatch):
     """Before anything is fetched or trained; here the data is not there."""
     monkeypatch.setattr("holdfast.cli.run.make_benchmark", lambda *_: full())
     _, _, err = holdfast("run", "seq-cifar10", "mse", "--device", "cpu")
-    assert "this run takes about 87.6 h on one core of a server; see --resume" in err
+    assert "this run takes about 3.7 days on one core of a server; see --resume" in err
     _, _, err = holdfast("run", "rot-mnist", "mse", "--device", "cpu")
     assert "takes about" not in err
 

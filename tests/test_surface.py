@@ -2,12 +2,14 @@
 
 import inspect
 import re
+from typing import get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.learners.options import Options, ReplayOptions
 
 
 def test_dir_shows_the_api_and_nothing_else():
@@ -24,8 +26,8 @@ def test_help_says_of_every_argument_what_it_means_and_its_default(name):
     told = dict(re.findall(r"^([a-z_, 0-9]+): (.*(?:\n    .*)*)", text, re.MULTILINE))
     told = {each: meaning for names, meaning in told.items() for each in names.split(", ")}
     own = [each.name for each in inspect.signature(learner).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    shared = {"augment", "loss", "class_weights", "clip", "scheduler", "head", "precision", "validate", "seed"}
-    shared |= {"buffer_size", "balanced", "buffer_policy", "storage"} if learner.needs_buffer else set()
+    kinds = ReplayOptions if learner.needs_buffer else Options
+    shared = get_type_hints(kinds).keys() - {"network", "buffer_size", "generator"}  # these have no default
     for argument in {*own, *shared}:
         assert argument in told, f"{name} does not explain {argument}"
         assert "efault" in told[argument], f"{name} does not say the default of {argument}"

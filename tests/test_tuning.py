@@ -266,6 +266,25 @@ def test_a_damaged_database_is_said(tmp_path, optuna):
         tune(BASE, SPACE, tmp_path, trials=1)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE trials SET state = 'COMPLEXE'",  # raises a LookupError
+        "UPDATE trials SET datetime_start = '2026-11-16 18:41:19.=1'",  # a ValueError
+        "UPDATE study_directions SET direction = 7",
+    ],
+)
+def test_a_database_with_damaged_entries_is_said(tmp_path, optuna, damage):
+    def nothing(configs, job, emit):
+        emit(Event("started", next(configs)))
+
+    tune(BASE, SPACE, tmp_path, trials=1, runner=nothing)
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        database.execute(damage)
+    with pytest.raises(HoldfastError, match=r"study.db cannot be used: .*move it away"):
+        tune(BASE, SPACE, tmp_path, trials=1, runner=nothing)
+
+
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(2), lambda: FleetRunner(2)], ids=["processes", "fleet"])
 def test_real_runs(tmp_path, optuna, monkeypatch, runner):
     """Trained for real. In a fleet, one is stopped for sure; in a process, a small run may end before it is told."""

@@ -30,35 +30,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-Count = Annotated[int, lambda value: value >= 0]
-
-
-@dataclass
-class _SavedProgress:
-    """The fields of `Progress` that a checkpoint has."""
-
-    task: Count
-    epoch: Count
-    batch: Count
-    step: Count
-    fraction: float
-    losses: dict[str, float] | None
-    row: list[float] | None
-
-
 WATCHED = 50
 """Steps of a run that are watched for draws from PyTorch's global generators."""
 
+Count = Annotated[int, lambda value: value >= 0]
 
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands; updated in place after every step."""
 
-    config: RunConfig
-    stages: int
-    task: int = 0
-    epoch: int = 0
-    step: int = 0
+@dataclass(kw_only=True)
+class _Place:
+    """The part of `Progress` that a checkpoint has."""
+
+    task: Count = 0
+    epoch: Count = 0
+    step: Count = 0
     """Steps done since the start of the run."""
     fraction: float = 0.0
     """Share of the training done, 0 to 1."""
@@ -66,8 +50,16 @@ class Progress:
     """Mean loss terms of the last steps that were read."""
     row: list[float] | None = None
     """Accuracies after the last finished task."""
-    batch: int = 0
+    batch: Count = 0
     """Minibatches done of this epoch."""
+
+
+@dataclass
+class Progress(_Place):
+    """Where a run stands; updated in place after every step."""
+
+    config: RunConfig
+    stages: int
 
     @property
     def ends_task(self) -> bool:
@@ -131,7 +123,7 @@ class RunState:
             "generators": {name: each.get_state() for name, each in self.generators.items()}
             | {"order": self.epoch_order},
             "log": self.engine.log.state_dict(),
-            "progress": {each.name: getattr(self.progress, each.name) for each in fields(_SavedProgress)},
+            "progress": {each.name: getattr(self.progress, each.name) for each in fields(_Place)},
             "matrices": self.matrices,
             "untrained": self.untrained,
             "seconds": self.clock.seconds,
@@ -140,7 +132,7 @@ class RunState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where the run was that gave `state`; part of it may be taken over where it makes no sense."""
-        place: _SavedProgress = validated(_SavedProgress, state["progress"], "progress")
+        place: _Place = validated(_Place, state["progress"], "progress")
         if place.task >= self.progress.stages:
             raise ValueError(f"there is no task {place.task + 1}.")
         seconds = validated(dict[str, float], state["seconds"], "seconds")
@@ -150,8 +142,7 @@ class RunState:
         for name, each in self.generators.items():
             restore(each, state["generators"][name])
         self.engine.log.load_state_dict(state["log"])
-        for name, value in vars(place).items():
-            setattr(self.progress, name, value)
+        vars(self.progress).update(vars(place))
         self.matrices.copy_(state["matrices"])
         self.clock.seconds, self.clock.before = seconds, before
 

@@ -65,12 +65,8 @@ def _check_signature(function: Callable[..., Tensor], what: str) -> None:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # Some callables written in C do not tell.
         return
-    required = [
-        parameter.name
-        for parameter in list(parameters.values())[2:]
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
+    own = [each for each in list(parameters.values())[2:] if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    required = [each.name for each in own if each.default is each.empty]
     _require(not required, f"{what}: hyper-parameters need defaults, but {', '.join(required)} have none.")
 
 
@@ -154,11 +150,10 @@ def check_learner(learner: type[Learner], config: RunConfig | None = None) -> No
     _check_settings(learner, what)
     first, again = (_train_a_little(learner, config, what) for _ in range(2))
     resumed = _train_a_little(learner, config, what, resume=True)
-    for name, tensor in first.items():
-        same = torch.equal(tensor, again[name])
+    for name, weight in first.items():
+        same, as_saved = torch.equal(weight, again[name]), torch.equal(weight, resumed[name])
         _require(same, f"{what}: the same seeds gave other weights in {name} the second time.")
-        same = torch.equal(tensor, resumed[name])
-        _require(same, f"{what}: continued from its state_dict, it has other weights in {name}; see `extra_state`.")
+        _require(as_saved, f"{what}: continued from its state_dict, it has other weights in {name}; see `extra_state`.")
 
 
 def _check_settings(learner: type[Learner], what: str) -> None:
@@ -243,19 +238,13 @@ def _check_step(learner: Learner, x: Tensor, y: Tensor, where: str, frozen: bool
 
 def _plain_values(learner: Learner) -> dict[str, object]:
     """The learner's own attributes that are numbers, texts, or containers of them."""
-    plain = (bool, int, float, str, type(None), tuple, list, dict, set)
-    return {
-        name: copy.copy(value)
-        for name, value in vars(learner).items()
-        if isinstance(value, plain) and not _holds_tensors(value)
-    }
 
+    def is_plain(value: Any) -> bool:
+        held = value.values() if isinstance(value, dict) else value
+        parts = held if isinstance(value, tuple | list | set | dict) else [value]
+        return all(isinstance(part, bool | int | float | str | None) for part in parts)
 
-def _holds_tensors(value: object) -> bool:
-    items = list(value.values()) if isinstance(value, dict) else value
-    return isinstance(items, tuple | list | set) and any(
-        not isinstance(each, bool | int | float | str) for each in items
-    )
+    return {name: copy.copy(value) for name, value in vars(learner).items() if is_plain(value)}
 
 
 def _check_buffer(learner: Learner, config: RunConfig, offered: set[bytes], where: str) -> None:

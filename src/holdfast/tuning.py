@@ -19,6 +19,7 @@ from hashlib import sha256
 from math import isfinite, log
 from pathlib import Path
 from statistics import fmean, median
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -414,7 +415,10 @@ def _usual_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+        # A damaged database also makes these packages raise errors of Python itself.
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        raised = {name.partition(".")[0] for name in (type(error).__module__, frame.f_globals["__name__"])}
+        if raised.isdisjoint(("sqlalchemy", "optuna", "alembic")):
             raise
         reason = str(error).partition("\n")[0]
         remedy = "If it is damaged, move it away to start a new study."

@@ -62,16 +62,21 @@ class Round:
         self.damaged = self.lost = False
         """Whether a file was damaged, or the folder taken away, since the program was last started anew."""
         self.counts: Counter[str] = Counter()
+        self.execution: Execution | None = None
 
     def go(self) -> None:
         """Raises a Fault, unless all goes as it must."""
         self.disk.empty()
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir()
-        for _ in range(self.draw.randint(1, 6)):
-            getattr(self, f"_{self.draw.choice(TROUBLES)}")()
-            self._check_ending()
-        self._finish()
+        try:
+            for _ in range(self.draw.randint(1, 6)):
+                getattr(self, f"_{self.draw.choice(TROUBLES)}")()
+                self._check_ending()
+            self._finish()
+        finally:
+            if self.execution is not None:  # somebody stops chaos itself
+                self.execution.end(signal.SIGKILL, everyone=True)
 
     def _finish(self) -> None:
         """An undisturbed execution. What was damaged may be refused; then whoever runs it starts anew."""
@@ -86,7 +91,8 @@ class Round:
 
     def _start(self) -> Execution:
         self.counts["executions"] += 1
-        return Execution(self.program, self.place, self.log)
+        self.execution = Execution(self.program, self.place, self.log)
+        return self.execution
 
     def _start_anew(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 import holdfast
 from holdfast import _startup
@@ -23,9 +23,6 @@ from holdfast.plugins import import_plugins
 __all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-ORDER = ("demo", "run", "list", "reproduce", "report", "analyze", "data", "tune", "export", "bench")
-"""The commands as a newcomer needs them; any other comes after these."""
 
 
 class _Command(TyperCommand):
@@ -50,20 +47,12 @@ class _Command(TyperCommand):
         return re.sub(r"(?<=^  )([\w-]+ )<([\w\[\] ]+)>", plain, super().get_help(ctx), flags=re.MULTILINE)
 
 
-class _Group(TyperGroup):
-    """The commands in a useful order, each a `_Command`."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=lambda name: [*ORDER, name].index(name))
-
-
 class _App(typer.Typer):
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
         return super().command(name, cls=_Command, **options)
 
 
 app = _App(
-    cls=_Group,
     help="Networks that keep what they learned: experience replay with consistency regularization.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

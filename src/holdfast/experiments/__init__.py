@@ -24,7 +24,6 @@ label with the unit, the number of decimals, and whether higher is better.
 An experiment of one's own: `register(Experiment(name, title, source, shows, cells))`.
 """
 
-from holdfast.analysis.claims import Check, Claim
 from holdfast.experiments import field, figures, tables  # noqa: F401 - importing them registers their experiments
 from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, find_experiment, register
 from holdfast.experiments.claims import claims
@@ -32,7 +31,6 @@ from holdfast.experiments.measures import (
     BY_CATEGORY,
     MEASURES,
     ROBUSTNESS,
-    Measure,
     add_robustness,
     condensed,
     measure_robustness,
@@ -41,7 +39,7 @@ from holdfast.experiments.published import Published, published
 from holdfast.experiments.statistics import kendall_tau
 from holdfast.experiments.stored import Results, Skipped, Stored, load_results
 from holdfast.experiments.trust import trust
-from holdfast.experiments.verdicts import JUDGED, Lean, Rank, Status, Table, Verdict, assess, judge
+from holdfast.experiments.verdicts import JUDGED, Table, Verdict, assess
 
 __all__ = [
     "BY_CATEGORY",
@@ -51,16 +49,10 @@ __all__ = [
     "ROBUSTNESS",
     "SEEDS",
     "Cell",
-    "Check",
-    "Claim",
     "Experiment",
-    "Lean",
-    "Measure",
     "Published",
-    "Rank",
     "Results",
     "Skipped",
-    "Status",
     "Stored",
     "Table",
     "Verdict",
@@ -69,7 +61,6 @@ __all__ = [
     "claims",
     "condensed",
     "find_experiment",
-    "judge",
     "kendall_tau",
     "load_results",
     "measure_robustness",

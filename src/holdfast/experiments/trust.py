@@ -28,7 +28,8 @@ def trust(tables: Iterable[Table], shown: Collection[tuple[RunConfig, str]] = ()
     refused: list[str] = []
     for place, runs in _runs(tables).items():
         for metric in ("ece", "recency_gap", "mra"):
-            measured = {method: found for method, stored in runs.items() if (found := _measured(stored, metric))}
+            fresh = [stored for stored in runs.values() if (stored[0].config.change(seed=0), metric) not in shown]
+            measured = {stored[0].config.method: found for stored in fresh if (found := _measured(stored, metric))}
             if REFERENCE not in measured or len(measured) < 2:
                 continue
             shared = sorted(set.intersection(*map(set, measured.values())))
@@ -40,9 +41,8 @@ def trust(tables: Iterable[Table], shown: Collection[tuple[RunConfig, str]] = ()
             column = str(place).replace("buffer ", "")
             for method, by_seed in measured.items():
                 config = by_seed[shared[0]].config.change(seed=0)
-                if (config, metric) not in shown:
-                    cell = Cell(MEASURES[metric].label, method, column, metric, config)
-                    verdicts.append(judge(cell, [by_seed[seed] for seed in shared]))
+                cell = Cell(MEASURES[metric].label, method, column, metric, config)
+                verdicts.append(judge(cell, [by_seed[seed] for seed in shared]))
     verdicts.sort(key=lambda verdict: REPLAY.index(verdict.cell.row))
     experiment = Experiment("trust", "Can it be trusted?", "", "", tuple(verdict.cell for verdict in verdicts))
     return Table(experiment, tuple(verdicts)), refused

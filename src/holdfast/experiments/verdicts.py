@@ -61,8 +61,6 @@ class Verdict:
     """One per finished run, in the order of the seeds."""
     stored: tuple[Stored, ...]
     """The finished runs."""
-    wanted: int
-    """Runs asked for."""
     mean: float
     std: float
     """Sample standard deviation (n - 1)."""
@@ -158,6 +156,18 @@ class Table:
         """Columns, in the paper's order."""
         return list(dict.fromkeys(verdict.cell.column for verdict in self.verdicts))
 
+    @cached_property
+    def filled(self) -> list[str]:
+        """Blocks with at least one result."""
+        return list(dict.fromkeys(verdict.cell.group for verdict in self.verdicts if verdict.n))
+
+    def part(self, group: str, *, missing: bool = False) -> Table:
+        """One block, without columns that have no result, and without such rows unless `missing`."""
+        inside = [verdict for verdict in self.verdicts if verdict.cell.group == group]
+        columns = {verdict.cell.column for verdict in inside if verdict.n}
+        rows = {verdict.cell.row for verdict in inside if verdict.n or missing}
+        return Table(self.experiment, tuple(v for v in inside if v.cell.column in columns and v.cell.row in rows))
+
     def rows(self, group: str) -> list[str]:
         """Rows of a block, in the paper's order."""
         return list(dict.fromkeys(verdict.cell.row for verdict in self.verdicts if verdict.cell.group == group))
@@ -240,7 +250,7 @@ def judge(cell: Cell, runs: Sequence[Stored | None]) -> Verdict:
         half = difference_interval(len(values), std, cell.published)
         interval = (difference - half, difference + half)
         status, reason = _verdict(len(values), std, interval, cell.published, measure)
-    return Verdict(cell, values, usable, len(runs), mean, std, difference, interval, status, reason)
+    return Verdict(cell, values, usable, mean, std, difference, interval, status, reason)
 
 
 def difference_interval(n: int, std: float, published: Published) -> float:

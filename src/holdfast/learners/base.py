@@ -19,13 +19,14 @@ from holdfast.augment import View, takes_targets
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
+from holdfast.learners.checks import check_finite, check_model
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
 from holdfast.learners.options import Options, check_class_weights, complete, describe
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of, without_frozen
-from holdfast.learners.transaction import Transaction, check_finite, check_model
+from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward
 from holdfast.nested import Nested, concat, rows
 from holdfast.ranks import Ranks
@@ -219,7 +220,7 @@ class Learner:
         try:
             with self.autocast():
                 return widen(self.answer(view, network))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             self._transaction.explain(error, view)
 
     def answer(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
@@ -242,7 +243,7 @@ class Learner:
         try:
             with self.autocast():
                 outputs = self._groups(views, [rows(part) for part in inputs], self.answer)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isnan, nan
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from holdfast.report.draw.analyses import draw_recency, draw_reliability, draw_r
 from holdfast.report.draw.runs import draw_dots, draw_heatmaps, draw_lines, task_ticks
 from holdfast.report.numbers import Numbers, Value
 from holdfast.report.series import Dot, Heatmap, Line, curves, heatmaps, scores
-from holdfast.report.tables import cell_numbers, column_title, filled_groups
+from holdfast.report.tables import cell_numbers, column_title
 from holdfast.report.text import slug
 
 if TYPE_CHECKING:
@@ -126,16 +126,9 @@ def table_charts(table: Table) -> dict[str, list[Chart]]:
         "robustness": (_robustness_chart,),
     }
     makers = kinds.get(table.experiment.figure, (_dot_chart,))
-    parts = {group: _part(table, group) for group in filled_groups(table)}
+    parts = {group: table.part(group) for group in table.filled}
     made = {group: [make(part, group) for make in makers] for group, part in parts.items()}
     return {group: [chart for chart in charts if chart is not None] for group, charts in made.items()}
-
-
-def _part(table: Table, group: str) -> Table:
-    """One block of a table, without rows and columns that have no result."""
-    inside = [v for v in table.verdicts if v.cell.group == group]
-    rows, columns = ({getattr(v.cell, kind) for v in inside if v.n} for kind in ("row", "column"))
-    return replace(table, verdicts=tuple(v for v in inside if v.cell.row in rows and v.cell.column in columns))
 
 
 def _means(part: Table, group: str) -> dict[str, dict[str, float]]:

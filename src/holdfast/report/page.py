@@ -28,7 +28,6 @@ from holdfast.report.tables import (
     column_title,
     comparison_block,
     derived_blocks,
-    filled_groups,
 )
 from holdfast.report.text import count, duration, slug
 from holdfast.results import RunResult, environment
@@ -119,7 +118,7 @@ def _experiment_sections(tables: Sequence[Table], gallery: Gallery) -> list[Sect
     drawn: list[set[RunConfig]] = []  # the runs of comparisons that have their figures
     figures = {chart.title for table in tables for charts in table_charts(table).values() for chart in charts}
     for table in tables:
-        experiment, groups = table.experiment, filled_groups(table)
+        experiment, groups = table.experiment, table.filled
         new = [group for group in groups if not _numbers(table, group) <= shown.keys()]
         others = {shown[number] for group in set(groups).difference(new) for number in _numbers(table, group)}
         repeated = f" Its numbers stand in {' and '.join(sorted(others))} above." if others else ""

@@ -14,7 +14,7 @@ from holdfast.files import replacing
 from holdfast.registry import unknown_name
 from holdfast.report import tables
 from holdfast.report.analyses import compare_alike
-from holdfast.report.charts import comparison_charts, score_charts, table_charts
+from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.page import html_page
 from holdfast.report.runs import run_numbers
@@ -113,16 +113,22 @@ def write_figures(results: Results, folder: Path, experiment: str | None = None)
     runs = [stored.result for stored in results]
     if experiment:
         runs = list({s.config: s.result for t in made for v in t.verdicts for s in v.stored}.values())
-    charts = [chart for table in made for found in table_charts(table).values() for chart in found]
-    charts += [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
-    unique = {chart.slug: chart for chart in reversed(charts)}
-    return [save_figure(c.draw(title=c.title), folder / name, c.numbers) for name, c in reversed(unique.items())]
+    charts = [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
+    return _save(
+        [chart for table in made for found in table_charts(table).values() for chart in found] + charts, folder
+    )
 
 
 def write_table_figures(table: Table, folder: Path) -> list[Path]:
     """The figures of an experiment as SVG and PNG, with their numbers as CSV; returns the PNGs' paths."""
-    charts = [chart for found in table_charts(table).values() for chart in found]
-    return [save_figure(c.draw(title=c.title), folder / c.slug, c.numbers, json=False) for c in charts]
+    return _save([chart for found in table_charts(table).values() for chart in found], folder, json=False)
+
+
+def _save(charts: Sequence[Chart], folder: Path, *, json: bool = True) -> list[Path]:
+    """Write the charts, of those with the same title the first."""
+    unique = {chart.slug: chart for chart in reversed(charts)}
+    found = reversed(unique.items())
+    return [save_figure(c.draw(title=c.title), folder / name, c.numbers, json=json) for name, c in found]
 
 
 def _assess(results: Results, experiment: str | None) -> tuple[Results, list[Table]]:

@@ -21,8 +21,6 @@ __all__ = [
     "column_title",
     "comparison_block",
     "derived_blocks",
-    "filled_columns",
-    "filled_groups",
     "latex_table",
     "markdown_table",
     "render",
@@ -84,7 +82,7 @@ class Block:
 
 def blocks(table: Table, groups: Sequence[str] | None = None, *, missing: bool = True) -> list[Block]:
     """The blocks of an experiment that have results, or these `groups` of them; rows without any if `missing`."""
-    return [_block(table, group, missing) for group in (filled_groups(table) if groups is None else groups)]
+    return [_block(table, group, missing) for group in (table.filled if groups is None else groups)]
 
 
 def derived_blocks(table: Table) -> list[Block]:
@@ -105,17 +103,6 @@ def comparison_block(comparison: Comparison) -> Block:
         cells = [CellText(f"{mean:.6f}", text.plus_minus(mean, std, n)) if n else CellText() for mean, std, n in found]
         rows.append((variant.label, cells))
     return Block(comparison.title, comparison.title, [MEASURES[name].label for name in metrics], rows)
-
-
-def filled_groups(table: Table) -> list[str]:
-    """Blocks with at least one result."""
-    return [group for group in table.groups if filled_columns(table, group)]
-
-
-def filled_columns(table: Table, group: str) -> list[str]:
-    """Columns of a block with at least one result."""
-    found = {v.cell.column for v in table.verdicts if v.cell.group == group and v.n}
-    return [column for column in table.columns if column in found]
 
 
 def column_title(column: str) -> str:
@@ -186,18 +173,18 @@ def render(table: Table, format: str, *, missing: bool = True) -> str:
 
 
 def _block(table: Table, group: str, missing: bool) -> Block:
-    columns = filled_columns(table, group)
-    ranks = {rank.column: rank for rank in table.ranks if rank.group == group and rank.n > 2 and not isnan(rank.tau)}
-    footer = tuple(f"{ranks[column].tau:.2f} ({ranks[column].n})" if column in ranks else "" for column in columns)
-    are_methods = all(v.cell.row == v.cell.config.method for v in table.verdicts if v.cell.group == group)
-    rows = [(name, [_cell(table.at(group, name, column)) for column in columns]) for name in table.rows(group)]
+    part = table.part(group, missing=missing)
+    ranks = {rank.column: rank for rank in part.ranks if rank.n > 2 and not isnan(rank.tau)}
+    footer = tuple(f"{ranks[column].tau:.2f} ({ranks[column].n})" if column in ranks else "" for column in part.columns)
+    are_methods = all(v.cell.row == v.cell.config.method for v in part.verdicts)
+    rows = [(name, [_cell(part.at(group, name, column)) for column in part.columns]) for name in part.rows(group)]
     if not any(cell.published for _, cells in rows for cell in cells):  # then it goes without saying in each of them
         rows = [(name, [replace(cell, status="", note="") for cell in cells]) for name, cells in rows]
     return Block(
         title=group,
         label=f"{table.experiment.title}, {group}",
-        columns=[column_title(column) for column in columns],
-        rows=[(n, cells) for n, cells in rows if any(c.ours or (missing and c.published) for c in cells)],
+        columns=[column_title(column) for column in part.columns],
+        rows=[(name, cells) for name, cells in rows if any(cell.ours or cell.published for cell in cells)],
         corner="method" if are_methods else "setting",
         footer=footer if any(footer) else (),
     )

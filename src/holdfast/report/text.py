@@ -22,7 +22,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 """Characters that a terminal would obey or cannot show: control characters, changes of direction, broken UTF-8."""
 
 
-def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: int = 2, sign: str = " ± ") -> str:
+def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: int = 2) -> str:
     """A mean with its standard deviation and the number of runs, each where it is known; empty if the mean is NaN.
 
     >>> plus_minus(52.0, 1.0, 3)
@@ -30,19 +30,21 @@ def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: i
     """
     if isnan(mean):
         return ""
-    spread = "" if std is None or isnan(std) else f"{sign}{std:.{decimals}f}"
+    spread = "" if std is None or isnan(std) else f" ± {std:.{decimals}f}"
     return f"{mean:.{decimals}f}{spread}" + (f" ({n})" if n else "")
 
 
 def duration(seconds: float) -> str:
     """A time to about two digits.
 
-    >>> duration(42), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
+    >>> duration(42), duration(600), duration(9000), duration(300_000)
+    ('42 s', '10 min', '2.5 h', '3.5 days')
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"
+    if seconds < 172_800:
+        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:,.1f} days" if seconds < 864_000 else f"{seconds / 86_400:,.0f} days"
 
 
 def count(number: int, thing: str) -> str:

@@ -72,7 +72,7 @@ def task_ticks(tasks: int) -> dict[int, str]:
 
 def draw_heatmaps(maps: Sequence[Heatmap], *, title: str = "") -> Figure:
     """Accuracy matrices side by side on one colour scale: a row per stage, a column per task."""
-    across = per_row(len(maps), 7)
+    across = per_row(len(maps), 8)
     side = 1.35 if across > 5 else 1.75 if across > 2 else 2.6
     top, size = 0.7 if title else 0.35, (side + 0.2, side + 0.5)
     width, height = across * size[0] + 1.5, ceil(len(maps) / across) * size[1] + top + 0.25
