@@ -126,9 +126,9 @@ def why_not_computed(first: str, view: Nested, model: nn.Module) -> str:
     own = next(model.parameters()).dtype
     parts = leaves(view, "x")
     advice = "Give the model inputs of the shape it is made for."
-    if not all(part.is_floating_point() for part in parts.values()):
+    if any(part.dtype == torch.uint8 for part in parts.values()):
         advice = f"Its weights are {own}: give the learner a view of them, as in augment=lambda x: x.float() / 255."
-    elif any(part.dtype != own for part in parts.values()):
+    elif any(part.is_floating_point() and part.dtype != own for part in parts.values()):
         advice = f"Its weights are {own}: convert the inputs, as in x.to({own})."
     forms = ", ".join(f"{name} of shape {tuple(part.shape)}, {part.dtype}" for name, part in parts.items())
     return f"the model cannot compute {forms} ({first}). {advice}"
