@@ -1,5 +1,6 @@
 """Chaos notices programs that do not survive it, and lets those pass that do."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -116,3 +117,11 @@ def test_a_minute_of_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.environ", os.environ.copy())
     assert wreak(tmp_path, 1.0, 0, ["run", "folder", "memory", "estimator"], None) == 0
+
+
+def test_the_page_tells_of_a_time_without_faults():
+    found = json.loads((Path(__file__).parents[1] / "docs" / "chaos.json").read_text("utf-8"))
+    assert found["faults"] == []
+    assert found["all"]["equal"] == found["all"]["rounds"]
+    assert found["minutes"] >= 30
+    assert set(TROUBLES) <= {name for name, count in found["all"].items() if count}
