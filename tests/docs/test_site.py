@@ -162,6 +162,20 @@ def test_the_agreement_is_as_computed(pages):
         assert f"{each['welch_p']:.3f}; {each['mann_whitney_p']:.3f}" in shown
 
 
+def test_the_tables_of_language_models_are_as_computed(pages):
+    path = next(path for path in pages if path.parts[-2:] == ("concepts", "language-models.html"))
+    shown = " ".join("".join(pages[path].words).split())
+    found = json.loads((ROOT / "docs" / "pictures" / "language-models.json").read_text("utf-8"))
+    for arm in found["arms"].values():
+        last = (f"{each['mean']:,.0f} ± {each['sd']:,.0f}" for each in arm["numbers"].values())
+        assert " ".join(last) in shown
+    for each in (each for others in found["pairs"].values() for each in others.get("replay-2", {}).values()):
+        assert f"{each['ratio']:.2f} ({each['interval'][0]:.2f} to {each['interval'][1]:.2f})" in shown
+    for each in found["overhead"].values():
+        assert f"{1000 * each['seconds']:.1f} ms {each['ratio']:.2f}" in shown
+    assert found["speed"].keys() == found["load"].keys()
+
+
 def test_findings_come_from_the_analysis(pages):
     from holdfast.analysis.store import read_findings
 
