@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -66,13 +67,13 @@ def test_a_careful_program_survives_every_trouble(tmp_path):
 
 def forgetful(place: Path) -> None:
     """Counts its own number of executions as progress."""
-    (place / "end").write_bytes(b"0123456789"[len(list(place.glob("notes"))) :])
+    _write(place / "end", "0123456789"[len(list(place.glob("notes"))) :])
     _write(place / "notes", "0")
 
 
 def half(place: Path) -> None:
     """Writes its end digit by digit."""
-    with (place / "end").open("wb", buffering=0) as file:
+    with suppress(OSError), (place / "end").open("wb", buffering=0) as file:
         for digit in b"0123456789":
             file.write(bytes([digit]))
             time.sleep(0.01)
@@ -97,18 +98,18 @@ def clinging(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("act", "said"),
-    [(forgetful, "differs"), (half, "differs"), (clumsy, "ended with 70"), (clinging, "go on"), (time.sleep, "70")],
+    [(forgetful, "differs"), (half, "differs"), (clumsy, "ended with 70"), (time.sleep, "ended with 70")],
 )
-def test_other_programs_do_not(tmp_path, act, said, monkeypatch):
-    monkeypatch.setattr("chaos.program.PATIENCE", 1)
+def test_other_programs_do_not(tmp_path, act, said):
+    with pytest.raises(Fault, match=said):
+        rounds(act, tmp_path, 50)  # the first fault ends it
+
+
+@pytest.mark.parametrize(("act", "said"), [(clinging, "go on|hangs"), (lambda place: time.sleep(60), "hangs")])
+def test_a_program_that_goes_on_is_ended(tmp_path, act, said, monkeypatch):
+    monkeypatch.setattr("chaos.program.PATIENCE", 2)
     with pytest.raises(Fault, match=said):
         rounds(act, tmp_path)
-
-
-def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("chaos.program.PATIENCE", 0.5)
-    with pytest.raises(Fault, match="hangs"):
-        rounds(lambda place: time.sleep(60), tmp_path)
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ def wreak(folder: Path, minutes: float, seed: int, only: list[str], out: Path | 
 
 def undisturbed(program: Program, disk: Disk) -> tuple[dict[str, bytes], float]:
     """What the program leaves if nothing happens to it, and how many seconds it takes."""
+    disk.empty()
     place, begin = disk.path / "place", time.monotonic()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from holdfast.data import load
 from holdfast.estimators import ReplayClassifier
-from holdfast.files import replacing
 
-from .learners import ending
+from .learners import ending, keep
 from .program import Program
 
 PORTIONS, SIZE = 30, 64
@@ -31,9 +29,7 @@ def act(place: Path) -> None:
         portion = slice(number * SIZE, (number + 1) * SIZE)
         estimator.partial_fit(images[portion], labels[portion], classes=list(range(10)))
         estimator.save(saved)
-    left = {"probabilities": torch.from_numpy(estimator.predict_proba(images)).contiguous()}
-    with replacing(place / "result.safetensors") as scratch:
-        scratch.write_bytes(save(left))
+    keep(place, {"probabilities": torch.from_numpy(estimator.predict_proba(images)).contiguous()})
 
 
 def guarded(place: Path) -> list[Path]:

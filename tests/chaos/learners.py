@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from safetensors.torch import save
+from torch import Tensor
 
-from holdfast.files import replacing
+from holdfast.errors import HoldfastError
+from holdfast.files import replacing, telling
 from stories.mortal import learn, result
 
 from .program import Program
@@ -15,10 +17,16 @@ def program(storage: str) -> Program:
 
     def act(place: Path) -> None:
         left = result(learn(place, storage))
-        with replacing(place / "result.safetensors") as scratch:
-            scratch.write_bytes(save({name: value.contiguous() for name, value in left.items()}))
+        keep(place, {name: value.contiguous() for name, value in left.items()})
 
     return Program(f"learner {storage}", act, ending, guarded)
+
+
+def keep(place: Path, left: dict[str, Tensor]) -> None:
+    """Write what the program leaves; a full disk is an error for people here as well."""
+    path = place / "result.safetensors"
+    with telling(HoldfastError, f"{path} could not be written"), replacing(path) as scratch:
+        scratch.write_bytes(save(left))
 
 
 def ending(place: Path) -> dict[str, bytes]:
