@@ -98,10 +98,10 @@ def chosen(results: list[dict[str, Any]]) -> dict[str, float]:
     return {name: beta for name, (_, beta) in best.items()}
 
 
-def grid(seeds: int, lora: bool, betas: dict[str, float]) -> list[Run]:
+def grid(seeds: int, lora: bool, betas: dict[str, float], buffers: tuple[float, ...] = BUFFERS) -> list[Run]:
     """All runs, the most important ones first: every method with a buffer of 2 %, then the other sizes, then LoRA."""
     runs = []
-    for buffer in BUFFERS:
+    for buffer in buffers:
         for seed in range(seeds):
             if buffer == BUFFERS[0]:
                 runs += [Run("plain", seed=seed), Run("joint", seed=seed)]
@@ -381,10 +381,12 @@ def work_off(arguments: argparse.Namespace) -> None:
     tried = [replace(_sized(run, arguments), steps=arguments.trial_steps) for run in trials()]
     trial_results = list(crew.do("execute", tried, 0.0))
     betas |= chosen(trial_results)
-    write(arguments.out / "tuning.json", {"chosen": betas, "trials": trial_results})
+    tuned = {"chosen": betas, "trials": trial_results, "workers": arguments.workers}
+    write(arguments.out / "tuning.json", tuned)
     load = max(sum(each["seconds"]) for each in trial_results) / 3 / arguments.trial_steps
     has_peft = importlib.util.find_spec("peft") is not None
-    runs = [_sized(run, arguments) for run in grid(arguments.seeds, arguments.lora and has_peft, betas)]
+    lora = arguments.lora and has_peft
+    runs = [_sized(run, arguments) for run in grid(arguments.seeds, lora, betas, arguments.buffers)]
     left = arguments.end - time.time() - 5
     if arguments.steps is None:
         rounds = len(runs) / arguments.workers + 0.5
@@ -435,14 +437,17 @@ def main() -> None:
     )
     parser.add_argument("--most-steps", type=int, default=400, help="the data has so many minibatches a domain")
     parser.add_argument("--no-lora", dest="lora", action="store_false")
-    parser.add_argument("--small", action="store_true", help="one seed of a model of half a million parameters")
+    parser.add_argument(
+        "--small", action="store_true", help="one seed and one buffer of a model of half a million parameters"
+    )
     for name in ("batch", "length", "width", "layers", "heads"):
         parser.add_argument(f"--{name}", type=int)
     arguments = parser.parse_args()
-    arguments.alone = ALONE
+    arguments.alone, arguments.buffers = ALONE, BUFFERS
     if arguments.small:
-        small = {"batch": 8, "length": 64, "width": 96, "layers": 2, "heads": 4, "steps": 120, "seeds": 1}
-        vars(arguments).update(small, workers=1, cores=1, alone=10, trial_steps=40, seconds=3600.0, device="cpu")
+        small = {"batch": 8, "length": 32, "width": 96, "layers": 2, "heads": 4, "steps": 60, "seeds": 1}
+        small |= {"workers": 1, "cores": 1, "alone": 10, "trial_steps": 20, "seconds": 3600.0, "device": "cpu"}
+        vars(arguments).update(small, buffers=BUFFERS[:1])
     work_off(arguments)
 
 

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from holdfast.integrations.transformers import ReplayArguments, ReplayTrainer
 
@@ -67,6 +67,7 @@ def median_step(kind: str, arguments: argparse.Namespace, data: list[dict[str, A
             replay = ReplayArguments(buffer_size=arguments.buffer, beta=20.0, fixed_length=kind == "fixed")
             trainer = ReplayTrainer(GPT2LMHeadModel(config), replay_args=replay, **given)
         clock.trainer = trainer
+        trainer.remove_callback(PrinterCallback)  # only the result belongs on standard output
         trainer.train()
     return statistics.median(clock.times[WARM:])
 
@@ -88,7 +89,9 @@ def main() -> None:
         }
         for kind in KINDS
     }
-    print(json.dumps({"sizes": vars(arguments), "steps": found, "torch": torch.__version__}, indent=1))
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    made = {"sizes": vars(arguments), "steps": found, "torch": torch.__version__, "device": device}
+    print(json.dumps(made, indent=1))
 
 
 if __name__ == "__main__":

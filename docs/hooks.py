@@ -26,8 +26,10 @@ AGREEMENT = "<!-- agreement -->"
 FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
 CHAOS = "<!-- chaos -->"
+LANGUAGE = re.compile(r"<!-- language: (\w+) -->")
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
+SPACE = "\u00a0"  # a space at which no line ends
 NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
 
 
@@ -44,6 +46,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     for mark, made in (*tables, (FIELD, field), (SOURCES, sources), (CHAOS, chaos)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
+    markdown = LANGUAGE.sub(lambda match: language(match[1]), markdown)
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
     # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
     markdown = OUTSIDE.sub(lambda match: f"{match[1]}{match[2].removeprefix('../')})", markdown)
@@ -111,6 +114,92 @@ def agreement() -> str:
         sure = " | ".join("yes" if inside else "open" for inside in each["equivalent"].values())
         lines += [f"| {title} | {ours} | {theirs} | {apart} | {chance} | {sure} |"]
     return "\n".join([*lines, ""])
+
+
+def language(kind: str) -> str:
+    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs, cost or overhead."""
+    found = json.loads((DOCS / "pictures" / "language-models.json").read_text("utf-8"))
+    made = {
+        "perplexity": lambda: _perplexities(found, [name for name in found["arms"] if not name.startswith("lora-")]),
+        "lora": lambda: _perplexities(found, [name for name in found["arms"] if name.startswith("lora-")]),
+        "pairs": lambda: _pairs(found),
+        "cost": lambda: _cost(found),
+        "overhead": lambda: _trainer_overhead(found),
+    }
+    return "\n".join([*made[kind](), ""])
+
+
+def _perplexities(found: dict[str, Any], names: list[str]) -> list[str]:
+    """A row per method and buffer: the perplexity of each domain that was learned, after each stage."""
+    domains = found["settings"]["domains"]
+    shown = [(stage, domain) for number, stage in enumerate(domains) for domain in domains[: number + 1]]
+    lines = [f"| | {' | '.join(f'{domain} after {stage}' for stage, domain in shown)} |"]
+    lines += [f"|---|{len(shown) * '---:|'}"]
+    for name in sorted(names, key=_arm_order):
+        arm = found["arms"][name]
+        cells = [f"{arm[stage][domain]['mean']:,.0f} ± {arm[stage][domain]['sd']:,.0f}" for stage, domain in shown]
+        lines += [f"| {_arm_title(name)} | {' | '.join(cells)} |"]
+    return lines
+
+
+def _arm_order(name: str) -> tuple[float, int]:
+    method, _, size = name.removeprefix("lora-").partition("-")
+    return float(size.replace("_", ".") or 0), ("plain", "joint", "replay", "kl", "mse", "linf").index(method)
+
+
+def _arm_title(name: str) -> str:
+    method, _, size = name.removeprefix("lora-").partition("-")
+    title = "replay alone" if method == "replay" else method
+    return f"{title}, {size.replace('_', '.')}{SPACE}%" if size else title
+
+
+def _pairs(found: dict[str, Any]) -> list[str]:
+    """A row per regularizer and buffer: its perplexity at the end by that of replay alone, of the same seeds."""
+    columns = [*found["settings"]["domains"], "all"]
+    lines = [f"| | {' | '.join([*columns[:-1], 'all three'])} |", f"|---|{len(columns) * '---:|'}"]
+    for name in sorted(found["pairs"], key=lambda name: (name.startswith("lora-"), *_arm_order(name))):
+        title = _arm_title(name) + (", LoRA" if name.startswith("lora-") else "")
+        for other, pair in found["pairs"][name].items():
+            if "replay-" in other:
+                lines += [f"| {title} | {' | '.join(_ratio(pair[column]) for column in columns)} |"]
+    return lines
+
+
+def _ratio(pair: dict[str, Any]) -> str:
+    """A ratio and its interval; in bold if the whole interval lies on one side of 1."""
+    low, high = pair["interval"]
+    ratio = f"{pair['ratio']:.2f}" if pair["clear"] == "open" else f"**{pair['ratio']:.2f}**"
+    return f"{ratio} ({low:.2f} to {high:.2f})"
+
+
+def _cost(found: dict[str, Any]) -> list[str]:
+    """A row per method: the time of a step alone and under load, memory, and bytes of a stored sample."""
+    many = f"{found['settings']['workers']} at once"
+    columns = ["a step alone", "beside plain", many, "beside plain", "peak memory", "beside plain", "a stored sample"]
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{len(columns) * '---:|'}"]
+    for name, each in found["speed"].items():
+        load, arm = found["load"][name], found["arms"].get(f"{name}-2")
+        stored = f"{arm['buffer_bytes'] / arm['buffer_size'] / 1000:.1f}{SPACE}KB" if arm else ""
+        cells = [f"{1000 * each['seconds_per_step']:.1f}{SPACE}ms", f"{each['seconds_per_step_ratio']:.2f}"]
+        cells += [f"{1000 * load['seconds_per_step']:.0f}{SPACE}ms", f"{load['ratio']:.2f}"]
+        cells += [f"{each['peak_memory_bytes'] / 1e9:.2f}{SPACE}GB", f"{each['peak_memory_bytes_ratio']:.2f}", stored]
+        lines += [f"| {_arm_title(name)} | {' | '.join(cells)} |"]
+    return lines
+
+
+def _trainer_overhead(found: dict[str, Any]) -> list[str]:
+    """A row per kind of trainer: the time of a step, and that time by the Trainer's."""
+    titles = {
+        "Trainer": "`Trainer`",
+        "nothing": "`ReplayTrainer`, samples stored and none drawn",
+        "quarter": "`ReplayTrainer`, a quarter drawn",
+        "fixed": "the same with `fixed_length=True`",
+    }
+    lines = ["| | a step | beside `Trainer` |", "|---|---:|---:|"]
+    for kind, title in titles.items():
+        each = found["overhead"][kind]
+        lines += [f"| {title} | {1000 * each['seconds']:.1f}{SPACE}ms | {each['ratio']:.2f} |"]
+    return lines
 
 
 def findings(path: Path) -> str:

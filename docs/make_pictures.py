@@ -39,6 +39,8 @@ PHASES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # Okabe and It
 LINF, ER = METHODS["linf"], METHODS["er"]
 MEASURED = ("l1", "l2", "linf", "mse", "kl", "mi", "simclr", "byol", "dino", "barlow")  # as in the paper's tables
 KINDS = ("logits", "labels")  # names of tensors in a result: the answers, and the right ones
+LANGUAGE = {"plain": "plain", "joint": "joint", "replay": "replay alone", "kl": "kl", "mse": "mse", "linf": "linf"}
+LANGUAGE_BUFFERS = ("0_5", "2", "5")  # sizes of buffers, in percent, as the names of runs have them
 STEP = 32  # samples a step
 READ_EVERY = 20  # steps between two looks at the answers
 
@@ -397,6 +399,52 @@ def draw_how_sure(numbers: Numbers) -> Figure:
     return figure
 
 
+# --- language models ---
+
+
+def compute_language_models() -> Numbers:
+    """What benchmarks/language_numbers.py finds in results/language."""
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "language_numbers.py"))
+    numbers: Numbers = script["numbers"]()
+    return numbers
+
+
+def draw_language_models(numbers: Numbers) -> Figure:
+    """The perplexity of each domain at the end over the size of the buffer; a small dot for each seed."""
+    figure, panels = _panels(3, width=9.2, height=3.9)
+    figure.subplots_adjust(wspace=0.3, bottom=0.25, top=0.91)
+    arms, domains = numbers["arms"], numbers["settings"]["domains"]
+    last = domains[-1]
+    for panel, domain in zip(panels, domains, strict=True):
+        for arm, method in (("plain", "sgd"), ("joint", "joint")):
+            style, mean = METHODS[method], arms[arm][last][domain]["mean"]
+            panel.axhline(mean, color=style.color, linestyle=style.dash, linewidth=1.3, label=LANGUAGE[arm])
+        for place, method in enumerate(("replay", "kl", "mse", "linf")):
+            style = ER if method == "replay" else METHODS[method]
+            found = [arms[f"{method}-{size}"][last][domain] for size in LANGUAGE_BUFFERS]
+            x = [number + 0.09 * (place - 1.5) for number in range(len(found))]
+            panel.plot(x, [each["mean"] for each in found], label=LANGUAGE[method], **style.line)
+            for at, each in zip(x, found, strict=True):
+                values = each["values"]
+                panel.plot([at] * len(values), values, ".", color=style.color, markersize=3.5, alpha=0.6)
+        panel.set_yscale("log")
+        ticks = [tick for tick in (50, 70, 100, 200, 300, 500, 700, 1000) if _within(panel, tick)]
+        panel.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set_xticks(range(len(LANGUAGE_BUFFERS)), [f"{size.replace('_', '.')} %" for size in LANGUAGE_BUFFERS])
+        panel.set_xlabel("size of the buffer")
+        panel.set_title(domain)
+    panels[0].set_ylabel("perplexity at the end")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
+def _within(panel: Axes, value: float) -> bool:
+    low, high = panel.get_ylim()
+    return low <= value <= high
+
+
 # --- all of them ---
 
 PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] = {
@@ -407,6 +455,7 @@ PICTURES: dict[str, tuple[Callable[[], Numbers], Callable[[Numbers], Figure]]] =
     "trust": (compute_runs, draw_trust),
     "calibration": (compute_calibration, draw_calibration),
     "how-sure": (compute_how_sure, draw_how_sure),
+    "language-models": (compute_language_models, draw_language_models),
 }
 
 

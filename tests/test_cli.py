@@ -324,7 +324,7 @@ def test_a_long_run_is_announced(holdfast, monkeypatch):
     """Before anything is fetched or trained; here the data is not there."""
     monkeypatch.setattr("holdfast.cli.run.make_benchmark", lambda *_: full())
     _, _, err = holdfast("run", "seq-cifar10", "mse", "--device", "cpu")
-    assert "this run takes about 87.6 h on one core of a server; see --resume" in err
+    assert "this run takes about 3.7 days on one core of a server; see --resume" in err
     _, _, err = holdfast("run", "rot-mnist", "mse", "--device", "cpu")
     assert "takes about" not in err
 

@@ -147,7 +147,8 @@ class RunConfig:
             if not equals:
                 raise UsageError(f"'{assignment}' is not of the form key=value.")
             if key in ("benchmark", "method", "buffer_size"):
-                raise UsageError(f"{key} decides the preset, so it cannot be set on top of one; give it as such.")
+                place = "with --buffer-size 200" if key == "buffer_size" else "as an argument, before the options"
+                raise UsageError(f"{key} decides the preset, so it cannot be set on top of one: give it {place}.")
             if key.startswith("regularizer."):
                 options[key.removeprefix("regularizer.")] = _number(key, text)
             elif key in known:

@@ -405,6 +405,12 @@ def test_a_job_of_one_rank_is_an_ordinary_reservoir(alone):
     assert_same_state(again[2], _ordinary(7, 1, steps, after)[2])
 
 
+def test_fields_of_other_kinds_of_states_are_left_alone(alone):
+    buffer, state = ShardedReservoir(7), _ordinary(7, 0, [([5], None)])[2]
+    buffer.load_state_dict({**state, "rows": "x", "stamps": None, "lengths": 3})
+    assert numbers(buffer.contents()) == list(range(5))
+
+
 def test_samples_without_logits_and_draws_that_are_copies(alone):
     buffer = ShardedReservoir(5)
     x = torch.ones(3, 2, requires_grad=True)

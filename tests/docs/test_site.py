@@ -108,9 +108,9 @@ def test_it_works_from_its_folder(site, tmp_path):
     with Browser(tmp_path) as browser:
         browser.open(site / "index.html", "?q=reservoir")  # types this into the search
         assert browser.until("return document.querySelectorAll('.md-search-result__item').length > 5", True)
-        cut = "return [...document.querySelectorAll('pre')].filter(each => each.scrollWidth > each.clientWidth).length"
+        cut = "return [...document.querySelectorAll('pre code')].some(each => each.scrollWidth > each.clientWidth)"
         browser.open(site / "concepts" / "method.html")
-        assert browser.run(cut) == 0, "the formula is cut"
+        assert browser.run(cut) is False, "the formula is cut"
         browser.resize(390, 800)
         browser.open(site / "index.html")
         assert browser.until("return document.querySelector('picture img').currentSrc.endsWith('demo-phone.png')", True)
@@ -160,6 +160,20 @@ def test_the_agreement_is_as_computed(pages):
     for each in measures.values():
         assert f"{each['holdfast']['mean']:.2f} ± {each['holdfast']['sd']:.2f} {each['second']['mean']:.2f}" in shown
         assert f"{each['welch_p']:.3f}; {each['mann_whitney_p']:.3f}" in shown
+
+
+def test_the_tables_of_language_models_are_as_computed(pages):
+    path = next(path for path in pages if path.parts[-2:] == ("concepts", "language-models.html"))
+    shown = " ".join("".join(pages[path].words).split())
+    found = json.loads((ROOT / "docs" / "pictures" / "language-models.json").read_text("utf-8"))
+    for arm in found["arms"].values():
+        last = (f"{each['mean']:,.0f} ± {each['sd']:,.0f}" for each in arm["numbers"].values())
+        assert " ".join(last) in shown
+    for each in (each for others in found["pairs"].values() for each in others.get("replay-2", {}).values()):
+        assert f"{each['ratio']:.2f} ({each['interval'][0]:.2f} to {each['interval'][1]:.2f})" in shown
+    for each in found["overhead"].values():
+        assert f"{1000 * each['seconds']:.1f} ms {each['ratio']:.2f}" in shown
+    assert found["speed"].keys() == found["load"].keys()
 
 
 def test_findings_come_from_the_analysis(pages):

@@ -31,6 +31,7 @@ from transformers import (  # noqa: E402
 )
 
 from holdfast.integrations.transformers import (  # noqa: E402
+    BETAS,
     FILE,
     EarlierPerplexity,
     ReplayArguments,
@@ -144,6 +145,24 @@ def test_it_makes_the_steps_of_the_learner(regularizer, tmp_path):
     for name, term in losses.terms.items():
         assert logged[f"loss_{name}"] == pytest.approx(term.item(), rel=1e-4, abs=1e-6), name
     assert logged["loss"] == pytest.approx(losses.total.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("replay", "beta"),
+    [
+        ({"regularizer": "kl", "beta": None}, BETAS["kl"]),
+        ({"regularizer": "mse", "beta": None}, BETAS["mse"]),
+        ({"regularizer": "linf", "beta": None}, BETAS["linf"]),
+        ({"regularizer": "l1", "beta": None}, 1.0),
+        ({"regularizer": "mse", "beta": None, "top_k": None}, 1.0),
+        ({"regularizer": "kl", "beta": 0.0}, 0.0),
+    ],
+)
+def test_a_weight_that_is_left_out_is_the_best_that_was_found(replay, beta, tmp_path):
+    ours = trainer(tmp_path, replay=replay, max_steps=1)
+    ours.train()
+    assert ours.learner.beta == beta
+    assert ReplayArguments(10).beta is None
 
 
 def no_dropout():

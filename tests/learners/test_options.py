@@ -640,3 +640,9 @@ def test_without_validation_nothing_is_looked_at():
     learner.observe(x * math.nan, y)
     with pytest.raises(TrainingError):
         learner.check_finite()
+
+
+def test_a_misspelt_option_names_the_nearest():
+    for wrong, right in (("reply_size", "replay_size"), ("class_dims", "class_dim"), ("buffer_polcy", "buffer_policy")):
+        with pytest.raises(UsageError, match=f"unknown option of ConsistencyReplay '{wrong}': did you mean '{right}'"):
+            make("consistency", network("mlp"), **{wrong: 1})

@@ -310,6 +310,20 @@ def test_labels_that_make_no_sense_change_nothing(change, says, steps):
     assert learner.buffer.offered == 4 * steps
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_token_that_the_model_does_not_know_changes_nothing(steps):
+    learner = make(hf.ConsistencyReplay, reader(), regularizer="kl")
+    for x, y in texts(steps):
+        learner.observe(x, y)
+    before, drawn, (x, y) = deepcopy(learner.model), learner.buffer.generator.get_state(), next(texts(1))
+    x[1, 2] = WORDS
+    with pytest.raises(UsageError, match=r"no row in one of the model's embeddings: .* another tokenizer's"):
+        learner.observe(x, y)
+    assert_same_state(learner.model, before, rtol=0, atol=0)
+    assert torch.equal(learner.buffer.generator.get_state(), drawn)
+    assert learner.buffer.offered == 4 * steps
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "says"),
     [

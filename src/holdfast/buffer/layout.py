@@ -188,9 +188,9 @@ def layout_of_state(state: dict[str, Any]) -> Layout:
 
 def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
     """The state with these of its samples alone, in this order."""
-    chosen: dict[str, Any] = {
-        key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in state
-    }
+    own = _own_fields(state) | (OPTIONAL if "folder" in state else {})
+    marks = [key for key in ("rows", "stamps", "sums", "lengths") if key in own and key in state]
+    chosen: dict[str, Any] = {key: state[key][..., kept] for key in marks}
     if "folder" not in state:
         chosen["columns"] = []
         for name, column in columns_of(state).items():

@@ -197,7 +197,8 @@ class Reservoir:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
 
         Raises if there is not enough, and says how many bytes are needed; or if the samples do not fit. Memory is
-        taken once, for all samples that the buffer will ever hold. Nothing is drawn, and the state stays the same.
+        taken once, for all samples that the buffer will ever hold; with `padding`, for these samples, after a look at
+        whether there is enough for all. Nothing is drawn, and the state stays the same.
         """
         self._admit(x, y, logits)
 
@@ -299,7 +300,7 @@ class Reservoir:
         self._storage.change("logits", widened)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides what the buffer does next. As in PyTorch, the tensors are the buffer's own.
+        """All that decides what the buffer does next. As in PyTorch, the tensors are the buffer's own, if of one shape.
 
         For a buffer in a folder, the state says which rows of the files it consists of. They are not overwritten
         before a later `commit`.

@@ -42,6 +42,10 @@ IGNORED = -100
 """The label of positions that are not supervised."""
 LABELS = ("labels", "shift_labels")
 """What a collator calls them."""
+BETAS = {"kl": 50.0, "mse": 0.2, "linf": 0.2}
+"""The weight of a regularizer on the 20 largest logits of a token that was the best of those tried: tuning.jsonl in
+results/language. kl is divided by the number of classes, which are these 20 and the rest, so that its weight is
+large."""
 
 
 def _help(text: str) -> dict[str, str]:
@@ -55,6 +59,9 @@ class ReplayArguments:
 
     loss = CE(minibatch) + alpha * CE(draw) + beta * regularizer(outputs now, outputs then; draw)
 
+    With `beta=None`, the weight is the best that was found with the 20 largest logits of each token: 50 for "kl", 0.2
+    for "mse" and "linf". It is 1 for other regularizers, and where whole outputs are stored.
+
     CE is the mean over supervised tokens. Without a regularizer, the loss is (B CE(minibatch) + B alpha CE(draw)) /
     (B + R), with B samples observed and R drawn: the same gradient up to a constant factor.
     """
@@ -65,7 +72,9 @@ class ReplayArguments:
         default="kl", metadata=_help("holds the outputs for stored samples where they were; None for replay alone")
     )
     alpha: float = field(default=1.0, metadata=_help("weight of the loss on the draw"))
-    beta: float = field(default=1.0, metadata=_help("weight of the regularizer"))
+    beta: float | None = field(
+        default=None, metadata=_help("weight of the regularizer; None for the best one that was found for it")
+    )
     top_k: int | None = field(
         default=20, metadata=_help("logits stored per token, the largest ones; None for all of them")
     )
@@ -225,10 +234,13 @@ class ReplayMixin:
                 model, self.optimizer, alpha=given.alpha / given.replay, **options
             )
         else:
+            found = 1.0
             if sequences and given.top_k is not None:
                 options["answers"] = TopK(given.top_k)
+                found = BETAS.get(given.regularizer, found)
+            beta = found if given.beta is None else given.beta
             learner = ConsistencyReplay(
-                model, self.optimizer, regularizer=given.regularizer, alpha=given.alpha, beta=given.beta, **options
+                model, self.optimizer, regularizer=given.regularizer, alpha=given.alpha, beta=beta, **options
             )
         if self._saved is not None:
             learner.buffer.load_state_dict(self._saved)

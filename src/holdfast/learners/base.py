@@ -220,7 +220,7 @@ class Learner:
         try:
             with self.autocast():
                 return widen(self.answer(view, network))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             self._transaction.explain(error, view)
 
     def answer(self, view: Nested, network: Callable[[Any], Any] | None = None) -> Tensor:
@@ -243,7 +243,7 @@ class Learner:
         try:
             with self.autocast():
                 outputs = self._groups(views, [rows(part) for part in inputs], self.answer)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 

@@ -118,12 +118,17 @@ def why_not_computed(first: str, view: Nested, model: nn.Module) -> str:
             "BatchNorm cannot learn from a single sample. Leave out a last minibatch of one, as DataLoader does with "
             "drop_last=True; let the buffer, and every draw from it, have at least two samples."
         )
+    if "index out of range in self" in first:
+        return (
+            "a number in x has no row in one of the model's embeddings: every token must be below the size of the "
+            "vocabulary, and no text longer than the positions that the model has. Was it another tokenizer's?"
+        )
     own = next(model.parameters()).dtype
     parts = leaves(view, "x")
     advice = "Give the model inputs of the shape it is made for."
-    if not all(part.is_floating_point() for part in parts.values()):
+    if any(part.dtype == torch.uint8 for part in parts.values()):
         advice = f"Its weights are {own}: give the learner a view of them, as in augment=lambda x: x.float() / 255."
-    elif any(part.dtype != own for part in parts.values()):
+    elif any(part.is_floating_point() and part.dtype != own for part in parts.values()):
         advice = f"Its weights are {own}: convert the inputs, as in x.to({own})."
     forms = ", ".join(f"{name} of shape {tuple(part.shape)}, {part.dtype}" for name, part in parts.items())
     return f"the model cannot compute {forms} ({first}). {advice}"

@@ -33,8 +33,9 @@ class ConsistencyReplay(ReplayLearner):
 
     loss = CE(current) + alpha * CE(draw 2) + beta * regularizer(outputs now, outputs then; draw 1)
 
-    A `loss` given in place of cross-entropy takes the place of CE. Outputs of other shapes than (B, C) are made rows
-    for the regularizer, (B, ...) -> (B, -1); "l1", "l2", "linf" and "mse" make sense for any. Stored inputs are
+    A `loss` given in place of cross-entropy takes the place of CE. With `replay`, the two draws are one. Without
+    `class_dim`, outputs of other shapes than (B, C) are made rows for the regularizer, (B, ...) -> (B, -1), and those
+    that take rows for logits are refused: not "l1", "l2", "linf", "mse" and functions of your own. Stored inputs are
     augmented anew for every draw. A model with BatchNorm takes three passes a step, unless `group_batchnorm` was
     applied, then one pass gives the same result, or `batchnorm` is "together".
 

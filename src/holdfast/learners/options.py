@@ -43,12 +43,12 @@ class Options(TypedDict, total=False):
         positions, classes), 1 for pixels (samples, classes, height, width). Labels then have a row per sample and one
         number per position, -100 where nothing is supervised. Losses are means over the supervised positions, and a
         regularizer compares rows of one position each. Default: outputs are (samples, classes).
-    mask: a function (inputs as stored, labels) -> which positions count, of the labels' shape, bool; with class_dim.
-        Unsupervised positions that count are compared by a regularizer. Default: the supervised positions.
-    call: a function (model, view) -> what the model returns. Default: model(view), and model(**view) for a
-        PreTrainedModel of transformers, or of peft, and a dict.
+    mask: a function (inputs as stored, labels) -> which positions count, of the labels' shape, bool; with `class_dim`.
+        A regularizer compares all positions that count, also those without a label. Default: those with a label.
+    call: a function (model, view) -> what the model returns. Default: model(view); model(**view) if the view is a dict
+        and the model is one of transformers or peft.
     outputs: a function from what the model returns to its outputs, as in lambda returned: returned.scores. Default:
-        what it returns, or the `logits` of that.
+        what it returns, or the attribute `logits` of that.
     class_weights: cross-entropy's weights, one positive number per class. Default: 1 each.
     clip: upper limit for the norm of the whole gradient. Default: no limit.
     scheduler: any of torch.optim.lr_scheduler, or one with step_update(number of updates) as those of timm; it steps
@@ -101,8 +101,8 @@ class ReplayOptions(Options, total=False):
         the 20 largest of each position, which needs `class_dim`; or a pair of functions (encode, decode) of tensors
         with one row per sample. Default: the outputs as they are.
     replay_size: samples drawn per step; GEM draws none. Default: as many as observed.
-    replay: the same as a share of the minibatch, and at least 1 sample. In `ConsistencyReplay`, one draw then serves
-        both terms. Default: None, the number is `replay_size`.
+    replay: how many samples are drawn per step as a share of the minibatch, as in 0.25; at least one is. In
+        `ConsistencyReplay`, one draw then serves both terms. Default: None, `replay_size` says how many.
     generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
 
@@ -122,10 +122,11 @@ DEFAULTS = dict.fromkeys(Options.__annotations__) | {"precision": "float32", "va
 
 def complete(options: Mapping[str, Any], learner: Any) -> Options:
     """All options of a learner with a value, those not given with their default; unknown and unfit ones raise."""
-    own = [name for name, each in signature(learner).parameters.items() if each.kind is each.KEYWORD_ONLY]
     for name in options:
         if name not in DEFAULTS:
-            raise unknown_name(f"option of {learner.__name__}", name, [*own, *DEFAULTS])
+            own = [each.name for each in signature(learner).parameters.values() if each.kind is each.KEYWORD_ONLY]
+            shared = (ReplayOptions if learner.needs_buffer else Options).__annotations__
+            raise unknown_name(f"option of {learner.__name__}", name, [*own, *shared])
     full = cast(Options, {**DEFAULTS, **options})
     if full["precision"] not in PRECISIONS:
         raise unknown_name("precision", full["precision"], list(PRECISIONS))

@@ -37,12 +37,14 @@ def plus_minus(mean: float, std: float | None = None, n: int = 0, *, decimals: i
 def duration(seconds: float) -> str:
     """A time to about two digits.
 
-    >>> duration(42), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
+    >>> duration(42), duration(600), duration(9000), duration(300_000)
+    ('42 s', '10 min', '2.5 h', '3.5 days')
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"
+    if seconds < 172_800:
+        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:,.1f} days" if seconds < 864_000 else f"{seconds / 86_400:,.0f} days"
 
 
 def count(number: int, thing: str) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 __all__ = ["backward", "forward", "update_running"]
 
 # The fastest of some forty choices on an H200, for the layers of a ResNet-18 on 32x32 images.
-ROWS, CHANNELS, WARPS = 128, 32, 4
+ROWS, CHANNELS, WARPS = tl.constexpr(128), tl.constexpr(32), 4
 READS = 4
 """How many turns of a program's loop are unrolled, so that their reads overlap."""
 PROGRAMS = 384
@@ -30,7 +30,7 @@ FEW_PIECES, MOST_PIECES = 16, 128
 
 
 @triton.jit
-def _place(rows, pieces, turns, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def _place(rows, pieces, turns):
     """This program's group, its channels, its first row, and the end of the group's rows."""
     group = tl.program_id(1) // pieces
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -38,7 +38,7 @@ def _place(rows, pieces, turns, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _block(start, turn, end, channel, channels, ROWS: tl.constexpr):
+def _block(start, turn, end, channel, channels):
     """Offsets of the values of a turn, and a mask of those that exist."""
     row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
     return row * channels + channel[None, :], (row < end) & (channel < channels)[None, :]
@@ -79,16 +79,14 @@ def _statistics(mean, variance, weight, bias, group, channel, channels, eps):
 
 
 @triton.jit(do_not_specialize=["pieces", "turns"])
-def _add_up(
-    x, partial, rows, channels, pieces, turns, UNROLLED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-):
+def _add_up(x, partial, rows, channels, pieces, turns, UNROLLED: tl.constexpr):
     """Sums of a piece's values and of their squares. The group's first value is subtracted: means may be large."""
-    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
+    group, channel, start, end = _place(rows, pieces, turns)
     origin = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels, ROWS)
+        at, here = _block(start, turn, end, channel, channels)
         value = tl.where(here, tl.load(x + at, here, 0.0).to(tl.float32) - origin, 0.0)
         total += value
         squares += value * value
@@ -114,11 +112,9 @@ def _normalize(
     SHORTCUT: tl.constexpr,
     PIECES: tl.constexpr,
     UNROLLED: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
 ):
     """The layer's output; the program of a group's first piece also stores the group's mean and variance."""
-    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
+    group, channel, start, end = _place(rows, pieces, turns)
     total, squares = _sums(partial, group, pieces, channel, channels, PIECES)
     offset = total / rows
     spread = _cut(squares / rows - offset * offset)
@@ -129,7 +125,7 @@ def _normalize(
     scale = tl.load(weight + channel, channel < channels, 0.0).to(tl.float32) * tl.rsqrt(spread + eps)
     shift = tl.load(bias + channel, channel < channels, 0.0).to(tl.float32)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels, ROWS)
+        at, here = _block(start, turn, end, channel, channels)
         value = (tl.load(x + at, here, 0.0).to(tl.float32) - middle[None, :]) * scale[None, :] + shift[None, :]
         if SHORTCUT:
             value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
@@ -157,19 +153,17 @@ def _add_up_slopes(
     RELU: tl.constexpr,
     SHORTCUT: tl.constexpr,
     UNROLLED: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
 ):
     """Sums of a piece's gradients, alone and times the normalised values; also writes the shortcut's gradient.
 
     Without a shortcut, the ReLU's sign is computed again from `x`, so that `y` need not be read.
     """
-    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
+    group, channel, start, end = _place(rows, pieces, turns)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     along = tl.zeros([ROWS, CHANNELS], tl.float32)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels, ROWS)
+        at, here = _block(start, turn, end, channel, channels)
         value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
         slope = tl.load(dy + at, here, 0.0).to(tl.float32)
         if SHORTCUT:
@@ -203,11 +197,9 @@ def _descend(
     RELU: tl.constexpr,
     PIECES: tl.constexpr,
     UNROLLED: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
 ):
     """The gradient of the layer's input; the first program of each channel also sums those of weight and bias."""
-    group, channel, start, end = _place(rows, pieces, turns, ROWS, CHANNELS)
+    group, channel, start, end = _place(rows, pieces, turns)
     total, along = _sums(partial, group, pieces, channel, channels, PIECES)
     if tl.program_id(1) == 0:
         all_total, all_along = total, along
@@ -219,7 +211,7 @@ def _descend(
         tl.store(dweight + channel, all_along.to(dweight.dtype.element_ty), channel < channels)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
     for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels, ROWS)
+        at, here = _block(start, turn, end, channel, channels)
         value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
         slope = tl.load(dy + at, here, 0.0).to(tl.float32)
         if RELU:
@@ -265,12 +257,11 @@ def _plan(x: Tensor, groups: int) -> _Plan:
     """As many pieces as fill the device, but of at least two turns each."""
     channels = x.shape[1]
     rows = x.numel() // channels // groups
-    blocks = triton.cdiv(channels, CHANNELS)
-    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * blocks), rows // (2 * ROWS)))
+    blocks = triton.cdiv(channels, CHANNELS.value)
+    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * blocks), rows // (2 * ROWS.value)))
     pieces = 1 << room.bit_length() - 1  # a power of two divides the rows of most layers evenly
-    turns = triton.cdiv(rows, pieces * ROWS)
-    reads = READS if turns >= READS else 2
-    loop = {"UNROLLED": reads, "ROWS": ROWS, "CHANNELS": CHANNELS, "num_warps": WARPS}
+    turns = triton.cdiv(rows, pieces * ROWS.value)
+    loop = {"UNROLLED": READS if turns >= READS else 2, "num_warps": WARPS}
     most = FEW_PIECES if pieces <= FEW_PIECES else MOST_PIECES
     return _Plan((rows, channels), (blocks, groups * pieces), (pieces, turns), loop, most)
 
