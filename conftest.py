@@ -17,4 +17,6 @@ def pytest_collection_finish():
 
 
 # Doctests import every module; one that is about a package which is not installed cannot be.
-collect_ignore = [] if find_spec("lightning") else ["src/holdfast/integrations/lightning.py"]
+collect_ignore = [
+    f"src/holdfast/integrations/{name}.py" for name in ("lightning", "transformers") if find_spec(name) is None
+]
