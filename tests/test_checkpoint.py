@@ -225,3 +225,10 @@ def test_discard(written, tmp_path):
     checkpoint.discard(written)
     assert list(tmp_path.iterdir()) == []
     checkpoint.discard(written)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "device"])
+def test_what_is_no_regular_file_is_refused_and_nobody_waits_for_it(make, tmp_path):
+    make(tmp_path / "state")
+    with pytest.raises(hf.HoldfastError):
+        checkpoint.read(tmp_path / "state", "learner")

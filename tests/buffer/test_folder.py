@@ -578,6 +578,15 @@ def test_a_damaged_description(kept, text):
         make(kept)
 
 
+@pytest.mark.parametrize("other", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "device"])
+def test_a_description_that_is_no_regular_file_is_refused_and_nobody_waits_for_it(other, tmp_path):
+    make(tmp_path / "kept").close()
+    (tmp_path / "kept" / "buffer.json").unlink()
+    other(tmp_path / "kept" / "buffer.json")
+    with pytest.raises(hf.HoldfastError, match=r"kept"):
+        make(tmp_path / "kept")
+
+
 def test_every_file_cut_short_or_missing_is_noticed(kept):
     names = [file.name for file in kept.iterdir() if file.name not in ("lock", "buffer.json")]
     assert len(names) == 5
