@@ -366,11 +366,15 @@ def draw_calibration(numbers: Numbers) -> Figure:
 # --- a second opinion ---
 
 
-def compute_how_sure() -> Numbers:
-    """What benchmarks/second_opinion.py finds in results/second-opinion."""
-    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "second_opinion.py"))
-    numbers: Numbers = script["numbers"]()
+def _found_by(script: str) -> Numbers:
+    """The numbers that a script in benchmarks/ finds in the result files."""
+    numbers: Numbers = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / script))["numbers"]()
     return numbers
+
+
+def compute_how_sure() -> Numbers:
+    """How Holdfast and a second implementation compare."""
+    return _found_by("second_opinion.py")
 
 
 def draw_how_sure(numbers: Numbers) -> Figure:
@@ -403,10 +407,8 @@ def draw_how_sure(numbers: Numbers) -> Figure:
 
 
 def compute_language_models() -> Numbers:
-    """What benchmarks/language_numbers.py finds in results/language."""
-    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "language_numbers.py"))
-    numbers: Numbers = script["numbers"]()
-    return numbers
+    """What replay does for language models."""
+    return _found_by("language_numbers.py")
 
 
 def draw_language_models(numbers: Numbers) -> Figure:
