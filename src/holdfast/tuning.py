@@ -262,7 +262,7 @@ class _Session:
             if config is not None:
                 yield config
         while len(self._trials("RUNNING", "COMPLETE", "PRUNED", "FAIL")) < self._wanted and not self.hopeless:
-            config = self._take(self._ask())
+            config = self._take(self._study.ask())
             if config is not None:
                 yield config
 
@@ -271,23 +271,9 @@ class _Session:
         found: list[Any] = self._study.get_trials(deepcopy=False, states=wanted)
         return found
 
-    def _ask(self) -> Any:
-        """A new trial. What is drawn depends on the seed and on the trials so far, not on when a study was stopped."""
-        number = len(self._study.get_trials(deepcopy=False))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-            # A constant liar counts runs that have not ended as bad: two at a time then try different values.
-            self._study.sampler = self.optuna.samplers.TPESampler(
-                seed=(self._config.seed + number) % 2**32, constant_liar=True
-            )
-        return self._study.ask()
-
     def _take(self, trial: Any) -> RunConfig | None:
         """The run of a trial; None if another process carries it out, or if its result is there already."""
-        drawn = {
-            each.name: trial.suggest_float(each.name, each.low, each.high, log=each.logarithmic) for each in self._space
-        }
-        config = with_values(self._config, {name: _rounded(value) for name, value in drawn.items()})
+        config = with_values(self._config, {each.name: _rounded(self._draw(trial, each)) for each in self._space})
         if not self._leases.acquire(config):
             return None
         self._note(config, trial)
@@ -295,6 +281,20 @@ class _Session:
             self._end(Event("done", config, 1.0))
             return None
         return config
+
+    def _draw(self, trial: Any, each: Range) -> float:
+        """A trial's value; the stored one if it was drawn before.
+
+        Each value has a seed of its own. A trial whose process was killed between two draws then gets the values that
+        it would have had.
+        """
+        seed = sha256(f"{self._config.seed} {trial.number} {each.name}".encode()).digest()[:4]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
+            # A constant liar counts runs that have not ended as bad: two at a time then try different values.
+            self._study.sampler = self.optuna.samplers.TPESampler(seed=int.from_bytes(seed), constant_liar=True)
+        value: float = trial.suggest_float(each.name, each.low, each.high, log=each.logarithmic)
+        return value
 
     def emit(self, event: Event | None) -> bool | None:
         """Take the news of runs; True asks for one to be stopped."""
