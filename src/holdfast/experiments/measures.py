@@ -14,6 +14,7 @@ from holdfast.data import data_root
 from holdfast.devices import choose_device
 from holdfast.experiments.stored import Stored
 from holdfast.registry import Registry
+from holdfast.results import FROM_MATRICES
 
 __all__ = ["BY_CATEGORY", "MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
 
@@ -140,6 +141,5 @@ def condensed(stored: Stored) -> dict[str, object]:
     `load_results` reads such a file, of any name ending in .json, like a result folder.
     """
     found = {name: measure.of(stored) for name, measure in MEASURES.items()}
-    from_matrices = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
-    measures = {name: round(value, 6) for name, value in found.items() if value == value and name not in from_matrices}
+    measures = {name: round(value, 6) for name, value in found.items() if value == value and name not in FROM_MATRICES}
     return {**stored.result.to_json(), **({"measures": measures} if measures else {})}
