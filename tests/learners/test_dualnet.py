@@ -78,7 +78,7 @@ def outputs_of(adapted, x):
 
 
 def shrunk(maps, size):
-    """The largest value of each of size x size windows; window i spans pixels floor(i n / size) to ceil((i+1) n / size)."""
+    """The largest value in each of size x size windows, which may overlap by a pixel."""
     n = maps.shape[2]
     spans = [slice(i * n // size, -((i + 1) * n // -size)) for i in range(size)]
     return torch.stack([torch.stack([maps[:, :, a, b].amax((2, 3)) for b in spans], 2) for a in spans], 2)
@@ -125,7 +125,7 @@ def barlow_twins(a, b):
 def slow_steps(adapted, projector, draws, views):
     """Plain SGD on Barlow Twins, then back most of the way, the statistics of BatchNorm as well; the last loss."""
     pair = nn.ModuleList([adapted.slow, projector])
-    before, counts = deepcopy(pair.state_dict()), {}
+    before = deepcopy(pair.state_dict())
     trained = [each for name, each in pair.named_parameters() if "classifier" not in name]
     for drawn in draws:
         seen = [projector(adapted.slow.features(distorted(drawn.x, views))) for _ in range(2)]
@@ -215,7 +215,6 @@ def test_it_remembers_what_sgd_forgets():
     model, _ = final_model("nowhere", result.config, result.weights, data_root(None))  # as export and analyze do
     images = torch.rand(4, 1, 28, 28)
     assert model(images).shape == (4, 10)
-    assert_same_state(model, deepcopy(model), rtol=0, atol=0)
     assert all(torch.equal(value, result.weights[name]) for name, value in model.state_dict().items())
 
 

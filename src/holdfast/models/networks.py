@@ -169,7 +169,8 @@ class ResNet18(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The last block's output, averaged over the image, (B, 8 * width)."""
-        return self.stages(x)[-1].mean(dim=(2, 3))
+        maps: Tensor = self.blocks(normalized_relu(self.bn, self.conv(x)))
+        return maps.mean(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
