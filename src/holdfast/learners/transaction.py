@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners.checks import (
@@ -57,8 +57,8 @@ class Transaction:
         self._minibatch: tuple[Nested, Nested] | None = None
         self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
         """Copies of the model's buffers and of the generators' states."""
-        # Found once: walking through all modules takes as long as copying what they hold.
-        self._stateful = [module for module in learner.model.modules() if module._buffers]
+        self._stateful: list[nn.Module] | None = None
+        """The modules with buffers, of the model and of the method itself, once they are known."""
         self._generators: list[torch.Generator] = []
         self._viewed = False
         """Whether `augment` was examined."""
@@ -158,6 +158,11 @@ class Transaction:
             own = [learner.view_generator, None if learner.buffer is None else learner.buffer.generator]
             self._generators += [each for each in own if each is not None]
             self._generators += global_generators(learner.device).values()
+        if self._stateful is None:
+            # Found once: walking through all modules takes as long as copying what they hold.
+            networks = [each for each in learner.extra_state().values() if isinstance(each, nn.Module)]
+            every = (module for network in (learner.model, *networks) for module in network.modules())
+            self._stateful = [module for module in every if module._buffers]
         copies = []
         for module in self._stateful:
             for each in module._buffers.values():
