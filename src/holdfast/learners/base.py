@@ -18,11 +18,11 @@ from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, HoldfastError, UsageError
-from holdfast.learners.checks import check_finite, check_model
+from holdfast.errors import CheckpointError, HoldfastError, TrainingError, UsageError
+from holdfast.learners.checks import check_model
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
+from holdfast.learners.optimizers import ByUpdates, Optimizer, clip_gradients, forget_gradients, gradients_of
 from holdfast.learners.options import Options, check_class_weights, complete, describe
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of, without_frozen
@@ -51,7 +51,7 @@ class Learner:
     - `backward(losses)`: the gradients, where they are not simply those of the total;
     - `commit(losses)`: what follows the update, such as averaging weights;
     - `evaluated()`: the network that counts, where it is not the one that is trained;
-    - `extra_state()`: modules, tensors and generators of its own, which are saved and restored;
+    - `own_state` or `extra_state()`: modules, tensors and generators of its own, which are saved and restored;
     - `begin_task(classes)` and `end_task(x, y)`: called where a stream has boundaries.
 
     Keyword arguments of its constructor are its settings: `--set decay=0.9` reaches `__init__(..., decay=0.9)`.
@@ -81,6 +81,8 @@ class Learner:
     """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
+    own_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that `extra_state` gives: modules, tensors and generators of the method."""
     buffer: Reservoir | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -107,7 +109,8 @@ class Learner:
         self.precision = given["precision"]
         weights = given["class_weights"]
         self.class_weights = None if weights is None else check_class_weights(weights, self.device)
-        self.scheduler: Scheduler | None = by_step(given["scheduler"])
+        scheduler = given["scheduler"]
+        self.scheduler = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
         if given["head"] is not None and self.ranks is not None:
@@ -141,7 +144,6 @@ class Learner:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = object.__new__(type(self))
         vars(made).update(deepcopy(vars(self), memo))
-        made._transaction = Transaction(made)  # of the copy's own parts, and of this process's generators
         return made
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -185,9 +187,7 @@ class Learner:
 
     def backward(self, losses: Losses) -> list[Tensor]:
         """Compute the gradients; returns those that the optimiser will apply, which may still be changed in place."""
-        forget_gradients(self.optimizer)
-        losses.total.backward()  # type: ignore[no-untyped-call]
-        return gradients_of(self.optimizer, self.model)
+        return self.gradients(losses.total)
 
     def commit(self, losses: Losses) -> None:
         """Finish the step after the update: offer the minibatch to the buffer."""
@@ -247,6 +247,12 @@ class Learner:
             self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """The gradients of a loss in the optimiser's parameters; the next call overwrites them."""
+        forget_gradients(self.optimizer)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return gradients_of(self.optimizer, self.model)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""
         reduced = self.precision == "bfloat16"
@@ -283,7 +289,7 @@ class Learner:
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """What the method has besides model, optimiser, scheduler and buffer; restored in place."""
-        return {}
+        return {name: getattr(self, name) for name in self.own_state}
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """A task of these classes begins."""
@@ -314,7 +320,13 @@ class Learner:
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
-        check_finite(self.model)
+        broken = [name for name, value in self.model.named_parameters() if not value.isfinite().all()]
+        broken += [name for name, value in self.model.named_buffers() if value.isnan().any()]
+        if broken:
+            raise TrainingError(
+                f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a "
+                "smaller learning rate or clip=1.0."
+            )
 
     @property
     def view_generator(self) -> torch.Generator | None:

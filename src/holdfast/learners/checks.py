@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_content",
-    "check_finite",
     "check_form",
     "check_loss",
     "check_model",
@@ -78,17 +77,6 @@ def check_model(model: Any, optimizer: Any) -> None:
 
 def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-
-
-def check_finite(model: nn.Module) -> None:
-    """No weight may be infinite or NaN, and no buffer of the model, such as BatchNorm's, NaN."""
-    broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
-    broken += [name for name, value in model.named_buffers() if value.isnan().any()]
-    if broken:
-        raise TrainingError(
-            f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a smaller "
-            "learning rate or clip=1.0."
-        )
 
 
 def warn_of_alike_views(learner: Learner, x: Nested, y: Nested) -> None:

@@ -19,7 +19,6 @@ __all__ = [
     "Optimizer",
     "PlainSgd",
     "Scheduler",
-    "by_step",
     "clip_gradients",
     "forget_gradients",
     "gradients_of",
@@ -38,7 +37,7 @@ class Optimizer(Protocol):
 
 
 class Scheduler(Protocol):
-    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `by_step`."""
+    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `ByUpdates`."""
 
     def step(self, *args: Any) -> Any:
         """Change the learning rate; called after every step of the optimiser."""
@@ -74,12 +73,6 @@ class ByUpdates:
         """Continue where another one was."""
         self.updates = state["updates"]
         self.inner.load_state_dict(state["inner"])
-
-
-def by_step(scheduler: Any) -> Scheduler | None:
-    """The scheduler in a form that is told nothing but that a step was made."""
-    made: Scheduler | None = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
-    return made
 
 
 def forget_gradients(optimizer: Optimizer) -> None:
