@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from holdfast.config import RunConfig
 from holdfast.experiments.base import Cell, Experiment, register
+from holdfast.experiments.paper import BENCHMARKS
 from holdfast.experiments.published import published
-from holdfast.experiments.tables import BENCHMARKS
 from holdfast.learners import LEARNERS
 
 __all__ = ["FIELD", "UNBUFFERED"]
