@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from inspect import signature
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
@@ -23,7 +23,7 @@ from holdfast.learners.checks import check_model
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import ByUpdates, Optimizer, clip_gradients, forget_gradients, gradients_of
-from holdfast.learners.options import Options, check_class_weights, complete, describe
+from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
@@ -88,7 +88,8 @@ class Learner:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__doc__:  # there is none under python -OO
-            cls.__doc__ = describe(cls, cls.needs_buffer)
+            shared = [ReplayOptions, Options] if cls.needs_buffer else [Options]
+            cls.__doc__ = "\n\n".join(cleandoc(each.__doc__ or "") for each in (cls, *shared))
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[Options]) -> None:
         given = complete(options, type(self))

@@ -148,10 +148,9 @@ class MomentumSgd(PlainSgd):
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter along its velocity."""
+        parameters: list[Tensor] = [each for each in self.parameters if each.grad is not None]
         both = zip(self.parameters, self.velocities, strict=True)
-        moved = [(parameter, velocity) for parameter, velocity in both if parameter.grad is not None]
-        parameters: list[Tensor] = [parameter for parameter, _ in moved]
-        velocities, gradients = [velocity for _, velocity in moved], self.gradients()
+        velocities, gradients = [velocity for each, velocity in both if each.grad is not None], self.gradients()
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         torch._foreach_mul_(velocities, self.momentum)

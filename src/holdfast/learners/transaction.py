@@ -10,11 +10,9 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners.checks import (
-    check_content,
-    check_form,
     check_loss,
+    check_minibatch,
     largest_label,
-    largest_supervised,
     warn_of_alike_views,
     warn_of_eval_mode,
     why_not_computed,
@@ -64,8 +62,7 @@ class Transaction:
         self._called = False
         """Whether it was examined who calls `observe`."""
         self._told_of_eval = False
-        self._unread = 0
-        """Steps since the loss was last read."""
+        self._steps = 0
 
     def check_caller(self) -> None:
         """Refuse whole steps inside a Trainer of transformers, which would step again with the same gradients."""
@@ -118,8 +115,7 @@ class Transaction:
         if y is None:
             raise UsageError("observe needs inputs and targets: observe(x, y), or observe(*batch) for a pair of them.")
         if learner.validate:
-            check_form(x, y, labels, learner.positions is not None)
-            check_content(x, y, stored=learner.buffer is not None)
+            check_minibatch(learner, x, y)
 
         def moved(part: Tensor) -> Tensor:
             # A tensor of inference mode cannot take part in a backward pass; a copy of it can.
@@ -129,12 +125,10 @@ class Transaction:
         y = moved(y).to(torch.int64) if labels else transform(moved, y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if labels and learner.positions is not None and learner.validate:
+        if labels and (learner.validate or learner.head is not None):
             # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
-            masked = learner.positions.mask is not None
-            self._expect(largest_supervised(learner.positions.labels(x, y) if masked else given))
-        elif labels and (learner.validate or learner.head is not None):
-            self._expect(largest_label(given))
+            masked = learner.positions is not None and learner.positions.mask is not None
+            self._expect(largest_label(learner.targets(x, y) if masked else given, learner.positions is not None))
         return x, y
 
     def _expect(self, label: int) -> None:
@@ -200,12 +194,11 @@ class Transaction:
         learner = self.learner
         if not learner.validate:
             return
-        self._unread += 1
-        read = learner.device.type == "cpu" or self._unread >= READ_INTERVAL
-        self._unread = 0 if read else self._unread
+        self._steps += 1
+        read = learner.device.type == "cpu" or self._steps % READ_INTERVAL == 0
         try:
             # With several ranks, before the backward pass, which waits for the other ranks.
-            with self.learner.together(STEP):
+            with learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
                     learner.buffer.reserve(*losses.offer)
                 check_loss(losses.total, read, self._minibatch)
