@@ -63,8 +63,9 @@ class Packing:
     """How samples of different length are stored: one tensor after the other, cut to the sample's length.
 
     `layout` has their columns, `padding` names those that vary in length, see `fills_of`. Samples are bytes here,
-    each a tensor (size,) uint8. `split` and `stack` are the way from padded tensors, (B, longest, ...), and back; `divide` and
-    `join` that from columns, where all positions of all samples come one after the other, (positions, ...), and back.
+    each a tensor (size,) uint8. `split` and `stack` are the way from padded tensors, (B, longest, ...), and back;
+    `divide` and `join` that from columns, where all positions of all samples come one after the other,
+    (positions, ...), and back.
     """
 
     def __init__(self, layout: Layout, padding: Mapping[str, float]) -> None:

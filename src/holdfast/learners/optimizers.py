@@ -20,7 +20,6 @@ __all__ = [
     "PlainSgd",
     "Scheduler",
     "adopt",
-    "by_step",
     "clip_gradients",
     "forget_gradients",
     "gradients_of",
@@ -39,7 +38,7 @@ class Optimizer(Protocol):
 
 
 class Scheduler(Protocol):
-    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `by_step`."""
+    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `ByUpdates`."""
 
     def step(self, *args: Any) -> Any:
         """Change the learning rate; called after every step of the optimiser."""
@@ -75,12 +74,6 @@ class ByUpdates:
         """Continue where another one was."""
         self.updates = state["updates"]
         self.inner.load_state_dict(state["inner"])
-
-
-def by_step(scheduler: Any) -> Scheduler | None:
-    """The scheduler in a form that is told nothing but that a step was made."""
-    made: Scheduler | None = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
-    return made
 
 
 def forget_gradients(optimizer: Optimizer) -> None:
@@ -179,10 +172,9 @@ class MomentumSgd(PlainSgd):
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter along its velocity."""
+        parameters: list[Tensor] = [each for each in self.parameters if each.grad is not None]
         both = zip(self.parameters, self.velocities, strict=True)
-        moved = [(parameter, velocity) for parameter, velocity in both if parameter.grad is not None]
-        parameters: list[Tensor] = [parameter for parameter, _ in moved]
-        velocities, gradients = [velocity for _, velocity in moved], self.gradients()
+        velocities, gradients = [velocity for each, velocity in both if each.grad is not None], self.gradients()
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         torch._foreach_mul_(velocities, self.momentum)
