@@ -232,6 +232,27 @@ def test_a_refused_step_leaves_no_trace_in_the_fast_layers():
         assert_same_state(learner.evaluated(), before, rtol=0, atol=0)
 
 
+def test_slow_steps_in_a_loop_of_ones_own():
+    """Lightning, for instance, ends a step without gradients; and a model may have parts that features do not need."""
+    learners = []
+    for _ in range(2):
+        model = make("batchnorm")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model.unused = nn.Conv2d(1, 1, 1).double()
+        learners.append(dualnet(model))
+    whole, apart = learners
+    for x, y in stream(3):
+        whole.observe(x, y)
+        losses = apart.losses(x, y)
+        apart.optimizer.zero_grad()
+        losses.total.backward()
+        apart.optimizer.step()
+        with torch.no_grad():
+            apart.commit(losses)
+    assert_same_state(whole.evaluated(), apart.evaluated(), rtol=0, atol=0)
+
+
 def test_one_stored_sample_has_no_correlation():
     learner = dualnet(make("mlp"))
     x, y = next(stream(1))
@@ -245,7 +266,7 @@ def test_one_stored_sample_has_no_correlation():
         ({"distillation": -1.0}, "distillation must be a finite number of at least 0, not -1.0"),
         ({"temperature": 0.0}, "temperature must be a finite number above 0, not 0.0"),
         ({"slow_lr": float("nan")}, "slow_lr must be a finite number of at least 0"),
-        ({"slow_size": 0}, "slow_size must be at least 1"),
+        ({"slow_size": 1}, "slow_size must be at least 2, not 1"),
         ({"lookahead": 1.5}, "lookahead must lie between 0 and 1, not at 1.5"),
         ({"loss": nn.functional.mse_loss}, "DualNet compares probabilities of classes: leave out loss="),
         ({"head": "classifier"}, "the head of DualNet cannot grow: leave out head="),

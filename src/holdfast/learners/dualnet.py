@@ -22,7 +22,7 @@ from holdfast.augment import CropFlip
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
-from holdfast.learners.options import ReplayOptions, check_shares, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.models import Adapted, GroupedForward, features
@@ -82,7 +82,8 @@ class DualNet(ReplayLearner):
         super().__init__(model, optimizer, **shared)
         check_weights(distillation=distillation, slow_lr=slow_lr, slow_steps=slow_steps)
         check_shares(lookahead=lookahead)
-        check_sizes(slow_size=slow_size)
+        if slow_size < 2:
+            raise UsageError(f"slow_size must be at least 2, not {slow_size!r}: features are correlated over samples.")
         if not 0 < temperature < torch.inf:
             raise UsageError(f"temperature must be a finite number above 0, not {temperature!r}.")
         if self.loss is not None:
@@ -141,16 +142,17 @@ class DualNet(ReplayLearner):
             torch._foreach_lerp_(before, moving, self.lookahead)
             torch._foreach_copy_(moving, before)
 
+    @torch.enable_grad()
     def _slow_step(self) -> Tensor:
         """One step of plain SGD on Barlow Twins; returns the loss."""
         stored = self.buffer.sample(self.slow_size).x
-        with torch.enable_grad(), self.autocast():
+        with self.autocast():
             seen = [self.projector(features(self.model, self._distort(self.view(stored)))) for _ in range(2)]
         a, b = (F.batch_norm(widen(each), None, None, training=True) for each in seen)
         correlation = a.T @ b / len(a)
         on, squares = correlation.diagonal(), correlation.square()
         loss = (1 - on).square().sum() + REDUNDANCY * (squares.sum() - squares.diagonal().sum())
-        gradients = torch.autograd.grad(loss, self.slow)
+        gradients = torch.autograd.grad(loss, self.slow, materialize_grads=True)  # 0 where features need no weight
         with torch.no_grad():
             torch._foreach_add_(self.slow, gradients, alpha=-self.slow_lr)
         return loss.detach()
