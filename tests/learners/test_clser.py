@@ -1,5 +1,7 @@
 """CLS-ER against slow loops; the network that a run tests and saves."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -87,6 +89,16 @@ def test_the_averages_follow_at_every_step_or_never():
         for x, y in stream(3):
             learner.observe(x, y)
         assert_same_state(learner.stable, model if rate else before, rtol=0, atol=0)
+
+
+def test_a_refused_step_leaves_no_trace_in_the_averages():
+    learner = clser(network("batchnorm"))
+    for x, y in stream(2):
+        learner.observe(x, y)
+    before = deepcopy(learner.stable)
+    with pytest.raises(UsageError, match="labels up to"):
+        learner.observe(x, y + 9)
+    assert_same_state(learner.stable, before, rtol=0, atol=0)
 
 
 def test_the_buffer_gets_inputs_as_they_came_without_logits():

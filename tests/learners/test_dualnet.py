@@ -9,7 +9,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.analysis.runs import final_model
 from holdfast.data import data_root
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import DualNet, Parts, make_learner, make_optimizer
 from holdfast.models import MLP, Adapted, ResNet18, group_batchnorm
 from holdfast.rng import generator
@@ -216,6 +216,20 @@ def test_it_remembers_what_sgd_forgets():
     images = torch.rand(4, 1, 28, 28)
     assert model(images).shape == (4, 10)
     assert all(torch.equal(value, result.weights[name]) for name, value in model.state_dict().items())
+
+
+def test_a_refused_step_leaves_no_trace_in_the_fast_layers():
+    learner = dualnet(make("resnet"))
+    batches = list(stream(3))
+    learner.observe(*batches[0])
+    for x, y, sentence in (
+        (batches[1][0], batches[1][1] + 9, "label"),
+        (batches[1][0] * torch.nan, batches[1][1], "not"),
+    ):
+        before = deepcopy(learner.evaluated())
+        with pytest.raises(HoldfastError, match=sentence):
+            learner.observe(x, y)
+        assert_same_state(learner.evaluated(), before, rtol=0, atol=0)
 
 
 def test_one_stored_sample_has_no_correlation():

@@ -63,6 +63,7 @@ class DualNet(ReplayLearner):
     terms = ("current", "replay", "consistency", "slow")
     stores_outputs = True
     uses_parameters = True
+    own_state = ("fast", "projector", "generator")
     grows = False
 
     def __init__(
@@ -97,7 +98,8 @@ class DualNet(ReplayLearner):
             self.projector = nn.Sequential(*hidden, nn.Linear(PROJECTED, width, bias=False))
         self.projector.to(self.device, self.adapted.classifier.weight.dtype)
         self.network, self._groups = self.adapted, GroupedForward(self.adapted)
-        adopt(optimizer, list(self.adapted.fast.parameters()))
+        self.fast = self.adapted.fast
+        adopt(optimizer, list(self.fast.parameters()))
         self.generator = generator(self.seed, "views", self.device)
         self.crop = CropFlip(lambda images: images, self.generator)
         ours = {id(each) for each in self.adapted.classifier.parameters()}
@@ -166,7 +168,3 @@ class DualNet(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The slow network with the fast layers."""
         return self.adapted
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """The fast layers, the projector, and what decides the views."""
-        return {"fast": self.adapted.fast, "projector": self.projector, "generator": self.generator}

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners.checks import (
@@ -55,8 +55,8 @@ class Transaction:
         self._minibatch: tuple[Nested, Nested] | None = None
         self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
         """Copies of the model's buffers and of the generators' states."""
-        # Found once: walking through all modules takes as long as copying what they hold.
-        self._stateful = [module for module in learner.model.modules() if module._buffers]
+        self._stateful: list[nn.Module] | None = None
+        """The modules with buffers, of the model and of the method itself, once they are known."""
         self._viewed = False
         """Whether `augment` was examined."""
         self._called = False
@@ -147,6 +147,11 @@ class Transaction:
     def _copy(self) -> None:
         """Copy what a forward pass changes."""
         learner = self.learner
+        if self._stateful is None:
+            # Found once: walking through all modules takes as long as copying what they hold.
+            networks = [each for each in learner.extra_state().values() if isinstance(each, nn.Module)]
+            every = (module for network in (learner.model, *networks) for module in network.modules())
+            self._stateful = [module for module in every if module._buffers]
         buffers = [each for module in self._stateful for each in module._buffers.values() if each is not None]
         small = [each for each in buffers if self._unsure or each.nbytes <= STATISTIC_BYTES]
         generators = [*global_generators(learner.device).values(), learner.view_generator]
