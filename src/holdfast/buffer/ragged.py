@@ -42,6 +42,13 @@ class RaggedMemory(Storage):
         self._copies: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         """The samples of minibatches that are still to be written, and the tensors they were copied from."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the copies: nobody offers the very tensors of this process to a copy or a pickle of it."""
+        return {name: value for name, value in vars(self).items() if name != "_copies"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _copies=WeakTensorKeyDictionary())
+
     def _put(self, contents: Sequence[Tensor]) -> list[Any]:
         """Store the bytes of samples; returns what `_samples` has of them."""
         return list(contents)
