@@ -5,14 +5,5 @@ from holdfast.buffer.base import Draw, Placement, Storage
 from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
-__all__ = [
-    "BalancedReservoir",
-    "Draw",
-    "Placement",
-    "Reservoir",
-    "ShardedReservoir",
-    "Storage",
-    "distinct",
-    "place",
-    "window",
-]
+__all__ = ["BalancedReservoir", "Draw", "Placement", "Reservoir", "ShardedReservoir", "Storage", "distinct", "place"]
+__all__ += ["window"]

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from holdfast.buffer.base import Storage
 from holdfast.buffer.layout import Column, Layout, affordable, layout_of_state, unaffordable
 from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, checksums, damaged, preallocate, write_at
-from holdfast.buffer.packing import Packing, ragged_state
+from holdfast.buffer.packing import Packing
 from holdfast.errors import StorageError
 from holdfast.files import flush
 
@@ -40,6 +41,13 @@ class RaggedMemory(Storage):
         """What is in each slot: the bytes of a sample or, in a folder, what tells of the file they are in."""
         self._copies: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         """The samples of minibatches that are still to be written, and the tensors they were copied from."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the copies: nobody offers the very tensors of this process to a copy or a pickle of it."""
+        return {name: value for name, value in vars(self).items() if name != "_copies"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _copies=WeakTensorKeyDictionary())
 
     def _put(self, contents: Sequence[Tensor]) -> list[Any]:
         """Store the bytes of samples; returns what `_samples` has of them."""
@@ -85,8 +93,7 @@ class RaggedMemory(Storage):
 
     def state(self, count: int) -> dict[str, Any]:
         """The columns without padding, on the host."""
-        samples = [self._samples[slot] for slot in range(count)]
-        return ragged_state(*(self._packing.join(samples) if count else ([], [])), self._packing)
+        return self._packing.state([self._samples[slot] for slot in range(count)])
 
     def load(self, state: dict[str, Any]) -> None:
         self._replace(layout_of_state(state), state["columns"], state["lengths"].tolist())
@@ -170,8 +177,8 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
             self._spares |= dict.fromkeys(self._numbers(max(0, short)), 0)
             for number, room in self._spares.items():
                 if room < size:
-                    with self._opened(number) as handle:
-                        preallocate(handle, room, size)
+                    with self._opened(number) as file:
+                        preallocate(file.fileno(), room, size)
                     self._spares[number] = size
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
@@ -194,12 +201,14 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
             flush(self.path)
         self._unflushed -= numbers
         self._referenced |= numbers
-        columns = self._packing.join([])[0] if count else []
+        lengths = [self._packing.length(sample.size) for sample in samples]
         return {
             "folder": str(self.path),
+            "columns": self._packing.join([])[0] if count else [],
+            "lengths": torch.tensor(lengths, dtype=torch.int64),
+            "padding": self._packing.fills if count else {},
             "stamps": torch.tensor([sample.number for sample in samples], dtype=torch.int64),
             "sums": torch.tensor([[sample.checksum for sample in samples]], dtype=torch.int32)[: bool(count)],
-            **ragged_state(columns, [self._packing.length(sample.size) for sample in samples], self._packing),
         }
 
     def check(self, state: dict[str, Any]) -> None:
@@ -243,9 +252,9 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
             with self._access():
                 for content in contents:
                     numbers.append(self._spares.popitem()[0] if self._spares else self._numbers(1)[0])
-                    with self._opened(numbers[-1]) as handle:
-                        write_at(handle, content.numpy().data, 0)
-                        os.ftruncate(handle, len(content))
+                    with self._opened(numbers[-1]) as file:
+                        write_at(file.fileno(), content.numpy().data, 0)
+                        file.truncate(len(content))
         except StorageError:
             self._spares |= dict.fromkeys(numbers, 0)
             raise
@@ -271,13 +280,9 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
     def _path(self, number: int) -> Path:
         return self.path / f"{number}.sample"
 
-    @contextmanager
-    def _opened(self, number: int) -> Iterator[int]:
-        handle = os.open(self._path(number), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+    def _opened(self, number: int) -> FileIO:
+        """The file, with what is in it already; a new one if there is none."""
+        return FileIO(self._path(number), "r+", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o666))
 
 
 def _stated(state: dict[str, Any]) -> list[_Sample]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.buffer.base import Draw
 from holdfast.buffer.layout import ANY, Column, choose
-from holdfast.buffer.packing import Packing, pack, ragged_state, unpack
+from holdfast.buffer.packing import Packing, pack, unpack
 from holdfast.buffer.reservoir import Reservoir, distinct, open_storage
 from holdfast.errors import UsageError
 from holdfast.nested import Nested
@@ -80,7 +80,11 @@ class ShardedReservoir(Reservoir):
         accepted = slots < self.capacity
         origin = self._each_rank(counts)
         own = to_device(accepted[origin == self.ranks.rank].nonzero().squeeze(1), self.device)
-        self._put(slots[accepted], origin[accepted], [part.detach().to(self.device)[own] for part in parts])
+        taken = slots[accepted]
+        owner = taken % self.ranks.size
+        arrived = self._ship([part.detach().to(self.device)[own] for part in parts], origin[accepted], owner)
+        places = to_device(taken[owner == self.ranks.rank] // self.ranks.size, self.device)
+        self._storage.write(places, arrived)
         self.seen += len(slots)
         self._offered += len(slots)
         self._holes -= filled
@@ -132,20 +136,11 @@ class ShardedReservoir(Reservoir):
         with self.ranks.together("read the buffer"):
             pass
         parts, packing = self._gathered() if self._offered else [], self._packing()
-        if self.padding is None:
-            return {"columns": parts}
-        return ragged_state(*(packing.join(packing.split(parts)) if parts else ([], [])), packing)
+        return {"columns": parts} if self.padding is None else packing.state(packing.split(parts) if parts else [])
 
     def _packing(self) -> Packing:
         """Which columns vary in length, if any do."""
         return Packing(self._storage.layout, self.padding or {})
-
-    def _put(self, slots: Tensor, origin: Tensor, parts: list[Tensor]) -> None:
-        """Write samples to `slots`; `parts` are those that this rank offers, `origin` says which rank offers which."""
-        owner = slots % self.ranks.size
-        arrived = self._ship(parts, origin, owner)
-        places = to_device(slots[owner == self.ranks.rank] // self.ranks.size, self.device)
-        self._storage.write(places, arrived)
 
     def _get(self, slots: Tensor, asker: Tensor) -> list[Tensor]:
         """The samples in those of `slots` that this rank asks for."""
