@@ -19,6 +19,7 @@ __all__ = [
     "Optimizer",
     "PlainSgd",
     "Scheduler",
+    "adopt",
     "clip_gradients",
     "forget_gradients",
     "gradients_of",
@@ -85,6 +86,20 @@ def forget_gradients(optimizer: Optimizer) -> None:
             parameter.grad = None
 
 
+def adopt(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Let the optimiser update these parameters as well, with the settings of its last group."""
+    if isinstance(optimizer, PlainSgd):
+        optimizer.adopt(parameters)
+    elif hasattr(optimizer, "param_groups"):
+        # Not a group of its own: schedulers count groups when they are made.
+        optimizer.param_groups[-1]["params"].extend(parameters)
+    else:
+        raise UsageError(
+            f"an optimiser of type {type(optimizer).__name__} has no param_groups that could take in further "
+            "parameters; use one of torch.optim."
+        )
+
+
 def gradients_of(optimizer: Optimizer, model: nn.Module) -> list[Tensor]:
     """The gradients that the optimiser's next step applies; other parameters may hold old ones that nobody clears."""
     own: Callable[[], list[Tensor]] | None = getattr(optimizer, "gradients", None)
@@ -117,6 +132,10 @@ class PlainSgd:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def adopt(self, parameters: list[nn.Parameter]) -> None:
+        """Update these parameters as well."""
+        self.parameters += parameters
+
     def gradients(self) -> list[Tensor]:
         """The gradients that `step` applies."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -144,6 +163,11 @@ class MomentumSgd(PlainSgd):
         super().__init__(parameters, lr)
         self.momentum, self.weight_decay = momentum, weight_decay
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    def adopt(self, parameters: list[nn.Parameter]) -> None:
+        """Update these parameters as well; their velocities begin at 0."""
+        super().adopt(parameters)
+        self.velocities += [torch.zeros_like(parameter) for parameter in parameters]
 
     @torch.no_grad()
     def step(self) -> None:
