@@ -26,6 +26,7 @@ __all__ = [
     "check_minibatch",
     "check_model",
     "largest_label",
+    "largest_supervised",
     "warn_of_alike_views",
     "warn_of_eval_mode",
     "why_not_computed",
@@ -146,18 +147,8 @@ def _check_labels(y: Nested, count: int, positions: bool) -> None:
         raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
 
 
-def largest_label(y: Tensor, positions: bool) -> int:
-    """The largest label; a negative one raises. Waits for the device that the labels are on.
-
-    With `positions`, labels `IGNORED` do not count, but there must be others.
-    """
-    if positions:
-        y = y[y != IGNORED]
-        if not len(y):
-            raise UsageError(
-                f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave "
-                "such minibatches out."
-            )
+def largest_label(y: Tensor) -> int:
+    """The largest label; a negative one raises. Waits for the device that the labels are on."""
     signed = y.to(torch.int64)
     if y.shape[0] <= 256:
         values = signed.tolist()  # faster for so few than asking PyTorch twice
@@ -168,6 +159,17 @@ def largest_label(y: Tensor, positions: bool) -> int:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
+
+
+def largest_supervised(y: Tensor) -> int:
+    """The largest label of a position that is supervised, of which there must be one."""
+    supervised = y[y != IGNORED]
+    if not len(supervised):
+        raise UsageError(
+            f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave such "
+            "minibatches out."
+        )
+    return largest_label(supervised)
 
 
 def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:
