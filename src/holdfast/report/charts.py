@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from holdfast.analysis import Calibration
 from holdfast.analysis.calibration import pool_calibrations
 from holdfast.analysis.comparisons import Comparison, comparisons
-from holdfast.experiments import BY_CATEGORY, Table, Verdict
+from holdfast.experiments import Table, Verdict
+from holdfast.experiments.measures import BY_CATEGORY
 from holdfast.report.draw.analyses import draw_recency, draw_reliability, draw_robustness
 from holdfast.report.draw.runs import draw_dots, draw_heatmaps, draw_lines, task_ticks
 from holdfast.report.numbers import Numbers, Value
