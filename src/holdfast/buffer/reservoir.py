@@ -186,12 +186,11 @@ class Reservoir:
         self._offered = offered
 
     def check(self, x: Nested, y: Nested) -> None:
-        """Raise if samples like these, logits aside, do not fit the buffer, or if a disk is too full for them."""
+        """Raise if samples like these, logits aside, do not fit the buffer."""
         parts, _ = parts_of(x, y)
         layout = self._layout(parts)
         if self._offered:
             check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
-            self._storage.reserve(list(parts.values()))
 
     def reserve(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
