@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.buffer.layout import Layout
 from holdfast.nested import Nested
 
-__all__ = ["Draw", "Placement", "Storage"]
+__all__ = ["Draw", "Placement", "Plan", "Storage"]
 
 Placement = Callable[[Tensor, Tensor, int], Tensor]
 """A pure function (uniforms, samples seen before, capacity) -> the slot of each offered sample. See `place`."""
@@ -25,6 +25,25 @@ class Draw(NamedTuple):
     logits: Nested | None
 
 
+class Plan(NamedTuple):
+    """Where samples will go that are offered next. It holds until something is drawn or stored."""
+
+    offered: int
+    """How many samples there are."""
+    rows: Tensor
+    """Which of them will be stored, int64 on the host."""
+    slots: Tensor
+    """The slot of each of those, int64 on the host."""
+    lengths: list[int] | None
+    """How many positions each of those has, where samples differ in length."""
+    filled: int
+    """How many holes they fill."""
+    before: tuple[int, int]
+    """What the buffer had counted when the plan was made: samples offered, and holes."""
+    generator: Tensor
+    """The state that its generator had."""
+
+
 class Storage(Protocol):
     """Where a buffer's samples are: a column for each tensor of a sample, a row for each slot."""
 
@@ -32,7 +51,7 @@ class Storage(Protocol):
     """The columns, in order; empty until `make` or `load`."""
 
     def make(self, layout: Layout) -> None: ...
-    def reserve(self, parts: Sequence[Tensor]) -> None: ...
+    def reserve(self, parts: Sequence[Tensor], lengths: list[int] | None = None) -> None: ...
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None: ...
     def read(self, slots: Tensor) -> list[Tensor]: ...
     def first(self, count: int) -> list[Tensor]: ...

@@ -59,7 +59,7 @@ class Folder(OwnedFolder):
             with self._access():
                 self._use(layout)
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: list[int] | None = None) -> None:
         """Make sure of room for these samples, so that a full disk is noticed before anything changes."""
         needed = self._end + max(0, self._announce(parts) - len(self._free))
         if needed > self._reserved:

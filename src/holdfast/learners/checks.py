@@ -168,6 +168,11 @@ def largest_label(y: Tensor) -> int:
         low, high = min(values), max(values)
     else:
         low, high = (int(each.item()) for each in signed.aminmax())
+    return _at_least_0(low, high, y)
+
+
+def _at_least_0(low: int, high: int, y: Tensor) -> int:
+    """The largest label; raises if the smallest is negative."""
     if low < 0:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
@@ -176,13 +181,16 @@ def largest_label(y: Tensor) -> int:
 
 def largest_supervised(y: Tensor) -> int:
     """The largest label of a position that is supervised, of which there must be one."""
-    supervised = y[y != IGNORED]
-    if not len(supervised):
+    signed = y.to(torch.int64)
+    ignored, last = signed == IGNORED, torch.iinfo(torch.int64).max
+    extremes = signed.masked_fill(ignored, last).amin(), signed.masked_fill(ignored, -last).amax()
+    low, high = torch.stack(extremes).tolist()  # both at once: on a GPU, the host waits for them
+    if high == -last:
         raise UsageError(
             f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave such "
             "minibatches out."
         )
-    return largest_label(supervised)
+    return _at_least_0(low, high, y)
 
 
 def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

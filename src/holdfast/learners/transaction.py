@@ -212,7 +212,7 @@ class Transaction:
             # With several ranks, before the backward pass, which waits for the other ranks.
             with self.learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
-                    learner.buffer.reserve(*losses.offer)
+                    learner.buffer.reserve(*losses.offer.arguments)
                 check_loss(losses.total, read, self._minibatch)
         except HoldfastError:
             self.roll_back()
