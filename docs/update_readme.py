@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import fill
 
 from holdfast.experiments import EXPERIMENTS, Results
-from holdfast.experiments.tables import REPLAY
+from holdfast.experiments.paper import REPLAY
 from holdfast.report import gather, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

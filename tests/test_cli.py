@@ -141,10 +141,8 @@ def test_a_finished_run_on_a_full_disk_is_saved_elsewhere(holdfast, tmp_path, mo
     """Hours of training must not be lost for want of room at their end."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "elsewhere"))
-    write = results.store._write
-    monkeypatch.setattr(
-        results.store, "_write", lambda result, out: full() if out.name == "runs" else write(result, out)
-    )
+    write = results._write
+    monkeypatch.setattr(results, "_write", lambda result, out: full() if out.name == "runs" else write(result, out))
     code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK)
     assert code == 1
     assert "accuracy (%)" in out
@@ -157,7 +155,7 @@ def test_a_finished_run_on_a_full_disk_is_saved_elsewhere(holdfast, tmp_path, mo
 def test_a_finished_run_that_can_be_saved_nowhere_prints_its_numbers(holdfast, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(results.store, "_write", full)
+    monkeypatch.setattr(results, "_write", full)
     code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--json")
     assert code == 1
     assert 0 <= json.loads(out)["accuracy"] <= 100

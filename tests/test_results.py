@@ -19,8 +19,7 @@ from holdfast import results
 from holdfast.cli import main
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, environment, find, read, read_logits, read_weights, save, store
-from holdfast.results import result as result_module
+from holdfast.results import RunResult, environment, find, read, read_logits, read_weights, save
 
 NAN = math.nan
 CONFIG = RunConfig.preset("rot-mnist", "simclr", buffer_size=200, seed=3, tasks=3).parse(
@@ -171,7 +170,7 @@ def test_failure_while_writing_leaves_what_was_there_before(tmp_path, monkeypatc
     elif place == "write_text":
         monkeypatch.setattr(Path, "write_text", fail)
     else:
-        monkeypatch.setattr(store, place, fail)
+        monkeypatch.setattr(results, place, fail)
     with pytest.raises(HoldfastError, match=r"could not be written to .*: No space left on device"):
         save(result(shift=-3.0), tmp_path)
     monkeypatch.undo()
@@ -222,7 +221,7 @@ def test_what_was_computed_from_an_old_result_goes_with_it(tmp_path):
 
 def test_files_and_folders_are_on_the_disk_before_and_after_the_rename(tmp_path, monkeypatch):
     happened = []
-    monkeypatch.setattr(store, "flush", lambda path, *flags: happened.append(path.name))
+    monkeypatch.setattr(results, "flush", lambda path, *flags: happened.append(path.name))
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda *args: happened.append("rename") or rename(*args))
     folder = save(result(), tmp_path / "out")
@@ -249,9 +248,9 @@ def test_scratch_folders_of_killed_processes_are_removed_in_time(tmp_path):
 
 def test_failure_inside_safetensors_is_told_like_any_other(tmp_path, monkeypatch):
     """It has an error class of its own, which is no OSError."""
-    original = store.save_file
+    original = results.save_file
     monkeypatch.setattr(
-        store, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
+        results, "save_file", lambda tensors, path: original(tensors, tmp_path / "no" / "such" / "folder")
     )
     with pytest.raises(HoldfastError, match="could not be written"):
         save(result(), tmp_path / "out")
@@ -433,15 +432,15 @@ def test_environment_is_plain_and_tells_the_versions():
 
 def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monkeypatch):
     package = tmp_path / "src" / "holdfast"
-    (package / "results").mkdir(parents=True)
-    module = package / "results" / "result.py"
+    package.mkdir(parents=True)
+    module = package / "results.py"
     module.write_text("a = 1\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    monkeypatch.setattr(result_module, "__file__", str(module))
+    monkeypatch.setattr(results, "__file__", str(module))
 
     def commit():
-        result_module._commit.cache_clear()
-        return result_module._commit()
+        results._commit.cache_clear()
+        return results._commit()
 
     try:
         assert commit() is None
@@ -454,4 +453,4 @@ def test_the_commit_is_that_of_the_files_or_says_that_they_differ(tmp_path, monk
         module.write_text("a = 2\n")
         assert commit() == f"{head}-dirty"
     finally:
-        result_module._commit.cache_clear()
+        results._commit.cache_clear()

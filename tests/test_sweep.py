@@ -433,7 +433,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(tmp_path):
 def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
     """`holdfast run` takes no leases; a sweep that clears away scratch folders must not take the one it is writing."""
     sweeping = []
-    write = results.store._write
+    write = results._write
 
     def slow(result, out):
         folder = write(result, out)
@@ -446,9 +446,9 @@ def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
         return write(result, out)
 
     result = run(GRID[0], device="cpu")
-    monkeypatch.setattr(results.store, "_write", slow)
+    monkeypatch.setattr(results, "_write", slow)
     results.save(result, tmp_path)
-    monkeypatch.setattr(results.store, "_write", write)
+    monkeypatch.setattr(results, "_write", write)
     sweeping[0].join()
 
 

@@ -254,8 +254,9 @@ def test_room_on_a_disk_is_reserved_for_several_minibatches(tmp_path, monkeypatc
     assert torch.equal(buffer.contents().y, twin.contents().y)
     del each, samples
     gc.collect()
-    buffer.reserve(*batch(range(16, 18), width))
-    assert len(buffer._storage._announced) == 1
+    last = batch(range(16, 18), width)
+    buffer.reserve(*last)
+    assert list(buffer._storage._announced.values()) == [2]
 
 
 def test_a_minibatch_that_changed_after_room_was_reserved_is_stored_as_it_is():

@@ -5,7 +5,7 @@ import torch
 
 from holdfast.benchmarks import BENCHMARKS
 from holdfast.config import RunConfig
-from holdfast.learners import LEARNERS, Parts, make_learner
+from holdfast.learners import LEARNERS, Parts, make_learner, settings_of
 from learners.conftest import network
 
 
@@ -54,6 +54,7 @@ PUBLISHED = {
     ("mnist-360", "clser", 500): (0.2, 16, 32, {"consistency": 1.25, "stable_decay": 0.99, "stable_rate": 0.9}),
     ("seq-cifar10", "esmer", 200): (0.03, 32, 32, {"consistency": 0.15, "rate": 0.1, "loss_margin": 1.2}),
     ("seq-cifar100", "er-ace", 500): (0.03, 32, 32, {}),
+    ("seq-cifar10", "dualnet", 200): (0.03, 32, 32, {}),
 }
 
 
@@ -66,3 +67,15 @@ def test_published_values(benchmark, method, buffer_size):
     found = {**config.to_dict(), **dict(config.settings)}
     for name, value in others.items():
         assert found[name] == value
+
+
+def test_the_defaults_of_dualnet_are_its_authors_values():
+    defaults = {name: each.default for name, each in settings_of(LEARNERS["dualnet"]).items() if name != "replay_size"}
+    assert defaults == {
+        "distillation": 10.0,
+        "temperature": 2.0,
+        "slow_lr": 3e-4,
+        "slow_steps": 2,
+        "slow_size": 32,
+        "lookahead": 0.05,
+    }

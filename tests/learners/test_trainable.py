@@ -50,11 +50,11 @@ def test_frozen_weights_are_not_in_the_state():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda model: model.requires_grad_(True), r"its frozen weight 0.weight is \(4, 1, 3, 3\), here missing"),
-        (lambda model: model[3].requires_grad_(False), r"its frozen weight 3.weight is missing, here \(6, 4, 3, 3\)"),
+        (lambda model: model.requires_grad_(True), r"weights: 0.weight is \(4, 1, 3, 3\) in the file and missing here"),
+        (lambda model: model[3].requires_grad_(False), r"3.weight is missing in the file and \(6, 4, 3, 3\) here"),
         (
             lambda model: setattr(model[0], "weight", nn.Parameter(torch.zeros(4, 1, 5, 5), requires_grad=False)),
-            r"frozen weight 0.weight is \(4, 1, 3, 3\), here \(4, 1, 5, 5\)",
+            r"frozen weights: 0.weight is \(4, 1, 3, 3\) in the file and \(4, 1, 5, 5\) here",
         ),
         (lambda model: setattr(model, "7", nn.Linear(54, 9).double()), r"7.bias is \(5,\) .* in the file and \(9,\)"),
     ],

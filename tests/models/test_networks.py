@@ -84,6 +84,16 @@ def test_resnet_is_made_of_residual_blocks():
     assert torch.equal(block(x), x)
 
 
+@pytest.mark.parametrize(("model", "sizes"), [(MLP, ()), (ResNet18, (32, 16, 8, 4))])
+def test_stages_lead_to_the_features_and_have_the_widths_they_say(model, sizes):
+    model, x = model((3, 32, 32), 5, width=4).eval(), noise(2, 3, 32, 32)
+    stages = model.stages(x)
+    assert [each.shape[1] for each in stages] == list(model.widths[1:])
+    assert [each.shape[2] for each in stages if each.dim() > 2] == list(sizes)
+    last = stages[-1] if not sizes else stages[-1].mean((2, 3))
+    assert torch.equal(last, model.features(x))
+
+
 def test_resnet_pools_the_mean_over_all_places():
     model = ResNet18((3, 32, 32), 5, width=4).eval()
     features = {}

@@ -21,6 +21,7 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
+from holdfast.learners import LEARNERS, Learner
 from holdfast.results import RunResult
 from holdfast.training import build_model
 
@@ -192,7 +193,7 @@ def final_model(
 ) -> tuple[nn.Module, Benchmark]:
     """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
     benchmark = make_benchmark(config, root)
-    model = build_model(config, benchmark)
+    model = LEARNERS.get(config.method, Learner).wrap(build_model(config, benchmark))
     try:
         model.load_state_dict(dict(weights))
     except RuntimeError as error:

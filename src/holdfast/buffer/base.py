@@ -1,14 +1,17 @@
-"""What a buffer draws, and what a storage offers to it."""
-# ruff: noqa: D102 (`Memory` and `Folder` explain the methods)
+"""What a buffer draws, and what a storage does for it."""
+# ruff: noqa: B027 (a storage in memory has nothing to do where a folder has)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from holdfast.buffer.layout import Layout
+from holdfast.errors import UsageError
 from holdfast.nested import Nested
 
 __all__ = ["Draw", "Placement", "Plan", "Storage"]
@@ -44,21 +47,67 @@ class Plan(NamedTuple):
     """The state that its generator had."""
 
 
-class Storage(Protocol):
-    """Where a buffer's samples are: a column for each tensor of a sample, a row for each slot."""
+class Storage(ABC):
+    """Where a buffer's samples are: a column for each tensor of a sample, a row for each slot.
 
-    layout: Layout
-    """The columns, in order; empty until `make` or `load`."""
+    Samples are stored in the memory of `home`, or in files that are read to it, and drawn on `device`. What is not
+    abstract here suits a storage in memory, of which nothing outlives the process.
+    """
 
-    def make(self, layout: Layout) -> None: ...
-    def reserve(self, parts: Sequence[Tensor], lengths: list[int] | None = None) -> None: ...
-    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None: ...
-    def read(self, slots: Tensor) -> list[Tensor]: ...
-    def first(self, count: int) -> list[Tensor]: ...
-    def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None: ...
-    def state(self, count: int) -> dict[str, Any]: ...
-    def check(self, state: dict[str, Any]) -> None: ...
-    def load(self, state: dict[str, Any]) -> None: ...
-    def committed(self) -> dict[str, Any] | None: ...
-    def commit(self, state: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
+    def __init__(self, capacity: int, device: torch.device, home: torch.device) -> None:
+        self.capacity, self.device, self.home = capacity, device, home
+        self.layout: Layout = {}
+        """The columns, in order; empty until `make` or `load`."""
+
+    @abstractmethod
+    def make(self, layout: Layout) -> None:
+        """Expect samples with such columns. Nothing changes if they are the columns already."""
+
+    @abstractmethod
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
+        """Take the room for these samples, so that `write` cannot fail; `parts` has one tensor for each column.
+
+        `lengths` are those of samples that differ in length, if known.
+        """
+
+    @abstractmethod
+    def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
+        """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
+
+    @abstractmethod
+    def read(self, slots: Tensor) -> list[Tensor]:
+        """Copies of the samples in these slots, on the device; if they differ in length, padded to the longest."""
+
+    @abstractmethod
+    def first(self, count: int) -> list[Tensor]:
+        """The samples in the first so many slots, all at once in the memory of `home`."""
+
+    @abstractmethod
+    def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None:
+        """Put `convert(column)` in the place of a column; of one that varies in length, a row is a position."""
+
+    @abstractmethod
+    def state(self, count: int) -> dict[str, Any]:
+        """What `load` needs to restore the first `count` slots. A folder's state says in which files they are."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a state that was checked. A folder also takes the samples of one from memory."""
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise if `state` cannot be loaded."""
+        if "folder" in state:
+            raise UsageError(
+                f"the saved buffer is in the folder {state['folder']}, this one in memory; "
+                f"make it with storage=Path({state['folder']!r})."
+            )
+
+    def committed(self) -> dict[str, Any] | None:
+        """The state that a folder was last told to be found in; in memory, there is none."""
+        return None
+
+    def commit(self, state: dict[str, Any]) -> None:
+        """Be found in `state` when the folder is opened again. In memory, checkpoints hold the samples."""
+
+    def close(self) -> None:
+        """Leave the folder to others; nothing can be read or written any more."""

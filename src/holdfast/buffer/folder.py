@@ -1,7 +1,10 @@
 """Stored samples of one shape in the files of a folder."""
+# ruff: noqa: D102 (`Storage` explains the methods)
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,66 @@ import torch
 from torch import Tensor
 
 from holdfast.buffer.layout import Column, Layout, affordable, columns_of, layout_of, layout_of_state
-from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, damaged
-from holdfast.buffer.rows import RowFile, checksums
+from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, checksums, damaged, preallocate, write_at
+from holdfast.buffer.packing import bytes_of
 from holdfast.errors import StorageError, UsageError
 from holdfast.files import flush
 
-__all__ = ["Folder"]
+__all__ = ["Folder", "RowFile"]
+
+
+class RowFile:
+    """A file of rows of one shape and type. Written by calls, so that a full disk is an error and not a signal."""
+
+    def __init__(self, path: Path, column: Column) -> None:
+        self.path, self.column, self.size = path, column, column.size
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.close = weakref.finalize(self, os.close, self._handle)
+
+    def __len__(self) -> int:
+        return os.fstat(self._handle).st_size // self.size
+
+    def in_place(self) -> bool:
+        """Whether the file that is open still has its name; raises if there is none of that name."""
+        return os.path.samestat(os.fstat(self._handle), self.path.stat())
+
+    def reserve(self, start: int, stop: int) -> None:
+        """Make sure of room on the disk for these rows."""
+        preallocate(self._handle, start * self.size, stop * self.size)
+
+    def write(self, rows: Sequence[int], values: Tensor) -> Array:
+        """Put values[i] into row rows[i]; returns the checksums of the values."""
+        content = bytes_of(values).view(len(values), self.size).numpy()
+        first = 0
+        for last in range(1, len(rows) + 1):  # rows that follow each other are written at once
+            if last == len(rows) or rows[last] != rows[last - 1] + 1:
+                write_at(self._handle, content[first:last].reshape(-1).data, rows[first] * self.size)
+                first = last
+        return checksums(content)
+
+    def read(self, rows: Array) -> Tensor:
+        """Copies of these rows."""
+        content = numpy.frombuffer(bytearray().join(map(self._row, rows.tolist())), numpy.uint8)
+        return torch.from_numpy(content).view(self.column.dtype).view(len(rows), *self.column.shape)
+
+    def checksums(self, rows: Array) -> Array:
+        """The checksums of these rows, which are read in the order of the file."""
+        sums, order = numpy.empty(len(rows), numpy.int32), numpy.argsort(rows)
+        sums[order] = checksums(map(self._row, rows[order].tolist()))
+        return sums
+
+    def _row(self, number: int) -> bytes:
+        content = os.pread(self._handle, self.size, number * self.size)
+        while len(content) < self.size:  # a system may read less than it is asked for
+            more = os.pread(self._handle, self.size - len(content), number * self.size + len(content))
+            if not more:
+                raise StorageError(f"{self.path} is damaged: it is too short. {ADVICE}")
+            content += more
+        return content
+
+    def flush(self) -> None:
+        """Wait until everything written is on the disk."""
+        os.fsync(self._handle)
 
 
 class Folder(OwnedFolder):
@@ -30,9 +87,6 @@ class Folder(OwnedFolder):
     """
 
     def __init__(self, path: Path, capacity: int, device: torch.device) -> None:
-        self.device = device
-        self.layout: Layout = {}
-        self._files: list[RowFile] = []
         with affordable(16 * capacity, "the host's memory"):
             self._row = numpy.full(capacity, -1)
             """The row of each slot, -1 if it is empty."""
@@ -40,28 +94,26 @@ class Folder(OwnedFolder):
             """The stamp of each slot's row."""
             self._sums = numpy.zeros((0, capacity), numpy.int32)
             """The checksum of each slot's row, for every column."""
-        self._verified: list[Array] = []
+        self._files: list[RowFile] = []
+        self._verified: list[bytes] = []
         """Rows, stamps and checksums that were last found to be correct."""
-        self._referenced = numpy.zeros(1024, bool)
-        """Which rows a saved state refers to."""
+        self._referenced = numpy.zeros(0, bool)
+        """Which rows a saved state refers to; there are as many rows as entries."""
         self._free: list[int] = []
-        self._end = 0
-        """Rows from here on are not in use."""
+        """Rows that are neither in use nor referred to by a saved state."""
         self._reserved = 0
         """There is room on the disk for so many rows."""
-        super().__init__(path, capacity)
+        super().__init__(path, capacity, device)
         with self._access():
             self._stamps = RowFile(path / "stamps.rows", Column((), torch.int64))
 
     def make(self, layout: Layout) -> None:
-        """Make files for such columns, unless there are such files already."""
         if layout != self.layout:
             with self._access():
-                self._use(layout)
+                self._use(layout, self._open(layout))
 
-    def reserve(self, parts: Sequence[Tensor], lengths: list[int] | None = None) -> None:
-        """Make sure of room for these samples, so that a full disk is noticed before anything changes."""
-        needed = self._end + max(0, self._announce(parts) - len(self._free))
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
+        needed = len(self._referenced) + max(0, self._announce(parts) - len(self._free))
         if needed > self._reserved:
             with self._access():
                 for file in (self._stamps, *self._files):
@@ -69,42 +121,35 @@ class Folder(OwnedFolder):
             self._reserved = needed
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
-        """Put row i of every part into slot `slots[i]`."""
-        self._withdraw(parts)
+        self._announced.pop(parts[0], None)
         accepted = (slots < self.capacity).nonzero().squeeze(1)
         taken = slots[accepted].cpu().numpy()
-        chosen = [part.detach()[accepted].cpu() for part in parts]
         with self._access():
-            rows = self._take(len(taken))
-            stamps = numpy.array(self._numbers(len(taken)), numpy.int64)
+            rows, stamps = self._take(len(taken)), torch.tensor(self._numbers(len(taken)), dtype=torch.int64)
             try:
                 # The stamp first: a row that is half overwritten must not look like the old one.
-                self._stamps.write(rows, torch.from_numpy(stamps))
-                for file, part in zip(self._files, chosen, strict=True):
-                    file.write(rows, part)
+                self._stamps.write(rows, stamps)
+                pairs = zip(self._files, parts, strict=True)
+                sums = [file.write(rows, part.detach()[accepted].cpu()) for file, part in pairs]
             except OSError:
                 self._free += rows
                 raise
         before = self._row[taken]
         before = before[before >= 0]
         self._free += before[~self._referenced[before]].tolist()
-        self._row[taken], self._stamp[taken] = rows, stamps
-        for sums, part in zip(self._sums, chosen, strict=True):
-            sums[taken] = checksums(part)
+        self._row[taken], self._stamp[taken], self._sums[:, taken] = rows, stamps.numpy(), sums
 
     def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of the samples in these slots, on the device."""
         rows = self._row[slots.cpu().numpy()]
         with self._access():
             return [file.read(rows).to(self.device) for file in self._files]
 
     def first(self, count: int) -> list[Tensor]:
-        """Copies of the samples in the first so many slots, all at once in the host's memory."""
         with self._access():
             return [file.read(self._row[:count]) for file in self._files]
 
     def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None:
-        """Put `convert(column)` in the place of a column, in a new file: saved states refer to the old one."""
+        """The column gets a new file: saved states refer to the old one."""
         number, slots = list(self.layout).index(name), (self._row >= 0).nonzero()[0]
         rows = self._row[slots]
         with self._access():
@@ -112,12 +157,11 @@ class Folder(OwnedFolder):
             layout = self.layout | layout_of({name: values})
             file = self._open(layout)[number]
             file.reserve(0, self._reserved)
-            file.write(rows.tolist(), values)
+            self._sums[number, slots] = file.write(rows.tolist(), values)
         self._files[number], self.layout = file, layout
-        self._sums[number, slots] = checksums(values)
 
     def state(self, count: int) -> dict[str, Any]:
-        """Which rows the first `count` slots are in. They are on the disk, and stay there until a later `commit`."""
+        """The rows are on the disk, and stay there until a later `commit`."""
         with self._access():
             for file in (self._stamps, *self._files):
                 file.flush()
@@ -135,7 +179,7 @@ class Folder(OwnedFolder):
         }
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise if `state` cannot be loaded: its rows were overwritten or damaged. One from memory always can be."""
+        """Raise if rows of the state were overwritten or damaged; all of them are read, once."""
         if "folder" not in state or not len(state["rows"]):
             return
         rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
@@ -144,26 +188,17 @@ class Folder(OwnedFolder):
             known = rows.min() >= 0 and rows.max() < len(self._stamps) and len(numpy.unique(rows)) == len(rows)
             if not known or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
                 raise self._unknown(state)
-            for file in files:
-                if rows.max() >= len(file):
-                    raise StorageError(f"{file.path} is damaged: it is too short. {ADVICE}")
-            if "sums" in state:
-                self._check_sums(files, [rows, stamps, state["sums"].numpy(force=True)])
-
-    def _check_sums(self, files: Sequence[RowFile], stated: list[Array]) -> None:
-        """Raise if a row has changed since its state was taken. Reads all rows, once."""
-        rows, _, sums = stated
-        # Opening a folder and loading its checkpoint check the same state three times.
-        if len(stated) == len(self._verified) and all(map(numpy.array_equal, stated, self._verified)):
-            return
-        for file, expected in zip(files, sums, strict=True):
-            wrong = int((file.checksums(rows) != expected).sum())
-            if wrong:
-                raise damaged(file.path, wrong, len(rows))
+            sums = state["sums"].numpy(force=True) if "sums" in state else ()
+            stated = [rows.tobytes(), stamps.tobytes(), *(each.tobytes() for each in sums)]
+            if stated == self._verified:
+                return  # opening a folder and loading its checkpoint check the same state three times
+            for file, expected in zip(files, sums, strict="sums" in state):
+                wrong = int((file.checksums(rows) != expected).sum())
+                if wrong:
+                    raise damaged(file.path, wrong, len(rows))
         self._verified = stated
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a state of this folder, or copy one from memory into the files."""
         saved, layout = columns_of(state), layout_of_state(state)
         if "folder" not in state:
             if saved:
@@ -176,12 +211,12 @@ class Folder(OwnedFolder):
             return
         rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
         with self._access():
-            self._use(layout)
-            sums = state["sums"].numpy(force=True) if "sums" in state else [f.checksums(rows) for f in self._files]
+            files = self._open(layout)
+            sums = state["sums"].numpy(force=True) if "sums" in state else [file.checksums(rows) for file in files]
+        self._use(layout, files)
         self._row[:] = -1
-        self._row[: len(rows)], self._stamp[: len(rows)] = rows, stamps
-        self._sums[:, : len(rows)] = sums
-        self._extend(int(rows.max(initial=-1)) + 1)
+        self._row[: len(rows)], self._stamp[: len(rows)], self._sums[:, : len(rows)] = rows, stamps, sums
+        self._add_rows(int(rows.max(initial=-1)) + 1 - len(self._referenced))
         self._referenced[rows] = True
         self._find_free()
 
@@ -196,18 +231,15 @@ class Folder(OwnedFolder):
             self._discard(file.path for file in (self._stamps, *self._files, *used))
 
     def close(self) -> None:
-        """Leave the folder to others; nothing can be read or written any more."""
         for file in (self._stamps, *self._files):
             file.close()
         super().close()
 
     def _in_place(self) -> bool:
-        """Whether the files in use are still those in the folder."""
         return super()._in_place() and all(file.in_place() for file in (self._stamps, *self._files))
 
-    def _use(self, layout: Layout) -> None:
+    def _use(self, layout: Layout, files: list[RowFile]) -> None:
         """Let these be the columns, with no checksums yet."""
-        files = self._open(layout)
         self._reserved = self._reserved if layout == self.layout else 0
         self._files, self.layout = files, layout
         self._sums = numpy.zeros((len(layout), self.capacity), numpy.int32)
@@ -225,19 +257,19 @@ class Folder(OwnedFolder):
 
     def _take(self, count: int) -> list[int]:
         """So many free rows."""
-        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        fresh = range(self._end, self._end + count - len(again))
-        self._extend(fresh.stop)
-        return [*again, *fresh]
+        self._add_rows(count - len(self._free))
+        kept = len(self._free) - count
+        rows = self._free[kept:]
+        del self._free[kept:]
+        return rows
 
-    def _extend(self, end: int) -> None:
-        """Let rows before `end` be used."""
-        self._end = max(self._end, end)
-        if self._end > len(self._referenced):
-            self._referenced = numpy.append(self._referenced, numpy.zeros(self._end, bool))
+    def _add_rows(self, count: int) -> None:
+        """Let there be so many free rows more, if `count` is not negative."""
+        known = len(self._referenced)
+        self._free += range(known, known + count)
+        self._referenced = numpy.append(self._referenced, numpy.zeros(max(0, count), bool))
 
     def _find_free(self) -> None:
-        """Find all rows that are neither in use nor referred to by a saved state."""
-        idle = ~self._referenced[: self._end]
+        idle = ~self._referenced
         idle[self._row[self._row >= 0]] = False
         self._free = idle.nonzero()[0].tolist()

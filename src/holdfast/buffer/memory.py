@@ -1,4 +1,5 @@
-"""Stored samples in memory: that of the device, or that of the host."""
+"""Stored samples of one shape in memory: that of the device, or that of the host."""
+# ruff: noqa: D102 (`Storage` explains the methods)
 
 from __future__ import annotations
 
@@ -9,47 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.buffer.base import Storage
 from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, layout_of_state
-from holdfast.errors import UsageError
 
-__all__ = ["InMemory", "Memory"]
-
-
-class InMemory:
-    """What storages in memory have in common: nothing of them outlives the process."""
-
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise if the samples of `state` are in a folder."""
-        if "folder" in state:
-            raise UsageError(
-                f"the saved buffer is in the folder {state['folder']}, this one in memory; "
-                f"make it with storage=Path({state['folder']!r})."
-            )
-
-    def committed(self) -> None:
-        """There is never a committed state."""
-
-    def commit(self, state: dict[str, Any]) -> None:
-        """Nothing: checkpoints hold the samples."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+__all__ = ["Memory"]
 
 
-class Memory(InMemory):
-    """Columns in the memory of `home`; samples are drawn on `device`. If the two differ, steps wait for the device.
+class Memory(Storage):
+    """Columns in the memory of `home`. If the device is another one, steps wait for it.
 
     Columns have one row more than `capacity`. Samples that are not stored are written there, so that every step has
     the same shapes and the host need not wait for a value from the device.
     """
 
-    def __init__(self, capacity: int, device: torch.device, home: torch.device) -> None:
-        self.capacity, self.device, self.home = capacity, device, home
-        self.layout: Layout = {}
-        self.columns: list[Tensor] = []
+    columns: Sequence[Tensor] = ()
 
     def make(self, layout: Layout) -> None:
-        """Make columns of zeros, unless there are such columns already."""
         if layout == self.layout:
             return
         rows, columns = self.capacity + 1, layout.values()
@@ -57,18 +33,16 @@ class Memory(InMemory):
             self.columns = [torch.zeros((rows, *shape), dtype=dtype, device=self.home) for shape, dtype in columns]
         self.layout = layout
 
-    def reserve(self, parts: Sequence[Tensor], lengths: list[int] | None = None) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         """Nothing: `make` has taken all the memory."""
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
-        """Put row i of every part, one for each column, into slot `slots[i]`; `capacity` stands for nowhere."""
         slots = slots.to(self.home)
         for column, part in zip(self.columns, parts, strict=True):
             content = part.detach() if part.requires_grad else part
             _words(column).index_copy_(0, slots, _words(content.to(self.home)))
 
     def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of the samples in these slots, on the device."""
         if self.device.type == self.home.type:
             return [column.index_select(0, slots) for column in self.columns]
         # A GPU fetches from pinned memory by itself. Pinning the draws is enough; the columns need not be pinned.
@@ -79,17 +53,15 @@ class Memory(InMemory):
         return [rows.to(self.device, non_blocking=True) for rows in drawn]
 
     def first(self, count: int) -> list[Tensor]:
-        """The first so many rows of the columns themselves."""
+        """The first so many rows of the columns themselves, without a copy."""
         return [column[:count] for column in self.columns]
 
     def change(self, name: str, convert: Callable[[Tensor], Tensor]) -> None:
-        """Put `convert(column)` in the place of a column."""
-        number = list(self.layout).index(name)
-        self.columns[number] = convert(self.columns[number])
-        self.layout = layout_of(dict(zip(self.layout, self.columns, strict=True)))
+        columns = dict(zip(self.layout, self.columns, strict=True))
+        columns[name] = convert(columns[name])
+        self.columns, self.layout = list(columns.values()), layout_of(columns)
 
     def state(self, count: int) -> dict[str, Any]:
-        """What `load` needs to restore the first `count` slots: the columns' own rows."""
         return {"columns": self.first(count) if count else []}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -1,24 +1,29 @@
 """A folder that belongs to one buffer of one process, as long as that uses it."""
+# ruff: noqa: D102 (`Storage` explains the methods)
 
 from __future__ import annotations
 
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+from zlib import crc32
 
 import numpy
+import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from holdfast import checkpoint
+from holdfast.buffer.base import Storage
 from holdfast.errors import StorageError, UsageError
-from holdfast.files import flush, lock
+from holdfast.files import flush, lock, telling
 from holdfast.schema import read_json, write_json
 
-__all__ = ["ADVICE", "Array", "OwnedFolder", "damaged"]
+__all__ = ["ADVICE", "Array", "OwnedFolder", "checksums", "damaged", "preallocate", "write_at"]
 
 VERSION = 1
 """Raised whenever folders are laid out differently; folders of another version are refused."""
@@ -30,20 +35,21 @@ STATE = "state.safetensors"
 Array = numpy.ndarray[Any, Any]
 
 
-class OwnedFolder:
+class OwnedFolder(Storage):
     """The folder of a buffer, which holds `buffer.json` (format version, capacity), files of samples, and
     `state.safetensors`, the state that was committed last.
 
     It is locked against other buffers until `close`. Copies of this object, and forks of the process, may not use it.
     """
 
-    def __init__(self, path: Path, capacity: int) -> None:
-        self.path, self.capacity = path, capacity
+    def __init__(self, path: Path, capacity: int, device: torch.device) -> None:
+        Storage.__init__(self, capacity, device, torch.device("cpu"))
+        self.path = path
         self._process = os.getpid()
         self._next = secrets.randbits(62)
-        self._announced: list[tuple[weakref.ref[Tensor], int]] = []
-        """Minibatches that are still to be written, and their numbers of samples."""
-        with _told(path):
+        self._announced: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        """How many samples are still to be written, by the first tensor of each minibatch that anybody holds."""
+        with self._telling():
             self._handle = _take_possession(path)
             self._unlock = weakref.finalize(self, os.close, self._handle)
             self._check_description()
@@ -55,18 +61,20 @@ class OwnedFolder:
         )
 
     def committed(self) -> dict[str, Any] | None:
-        """The state that was committed last, None if there is none."""
         return checkpoint.read(self.path / STATE, "buffer").state if (self.path / STATE).exists() else None
 
     def commit(self, state: dict[str, Any]) -> None:
-        """Write `state` to the folder."""
         with self._access():
             self._check_place()
         checkpoint.write(self.path / STATE, "buffer", state)
 
     def close(self) -> None:
-        """Leave the folder to others; nothing can be read or written any more."""
         self._unlock()
+
+    def _telling(self) -> AbstractContextManager[None]:
+        """Tell people about errors of the system inside the block."""
+        advice = "Nothing that was stored is lost: make room there, or mend what is wrong, and go on."
+        return telling(StorageError, f"the buffer in {self.path} cannot be used", advice)
 
     @contextmanager
     def _access(self) -> Iterator[None]:
@@ -80,21 +88,13 @@ class OwnedFolder:
             raise StorageError(
                 f"the buffer in {self.path} was closed; a new learner with this folder continues from the last commit."
             )
-        with _told(self.path):
+        with self._telling():
             yield
 
     def _announce(self, parts: Sequence[Tensor]) -> int:
         """How many samples are still to be written: these, and those of minibatches that also wait for it."""
-        self._withdraw(parts)
-        self._announced.append((weakref.ref(parts[0]), min(len(parts[0]), self.capacity)))
-        return sum(count for _, count in self._announced)
-
-    def _withdraw(self, parts: Sequence[Tensor]) -> None:
-        """Wait for this minibatch no longer, nor for those that nobody holds any more."""
-        alive = [(tensor(), count) for tensor, count in self._announced]
-        self._announced = [
-            (weakref.ref(each), count) for each, count in alive if each is not None and each is not parts[0]
-        ]
+        self._announced[parts[0]] = min(len(parts[0]), self.capacity)
+        return sum(self._announced.values())
 
     def _numbers(self, count: int) -> range:
         """So many numbers that were never given out before, in this process or another."""
@@ -157,18 +157,6 @@ def damaged(path: Path, wrong: int, count: int) -> StorageError:
     return StorageError(f"{path} is damaged: {wrong} of {count} samples are not as they were written. {ADVICE}")
 
 
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Tell people about errors of the system."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"the buffer in {path} cannot be used: {error.strerror or error}. Nothing that was stored is lost: make "
-            "room there, or mend what is wrong, and go on."
-        ) from error
-
-
 def _take_possession(path: Path) -> int:
     """Create the folder, which must be empty or a buffer's, and lock it until the returned handle is closed."""
     path.mkdir(parents=True, exist_ok=True)
@@ -186,3 +174,21 @@ def _take_possession(path: Path) -> int:
         scratch.unlink()
     flush(path.parent)
     return handle
+
+
+def checksums(rows: Iterable[Any]) -> Array:
+    """The CRC-32 of each row of bytes, as int32: file formats know no unsigned type of that size."""
+    return numpy.fromiter(map(crc32, rows), numpy.uint32).view(numpy.int32)
+
+
+def preallocate(handle: int, start: int, stop: int) -> None:
+    """Make sure of room on the disk for these bytes of a file."""
+    if stop > start and hasattr(os, "posix_fallocate"):  # elsewhere, a full disk is noticed when writing
+        os.posix_fallocate(handle, start, stop - start)
+
+
+def write_at(handle: int, content: memoryview, at: int) -> None:
+    """Write all bytes of `content` to a file, from `at` on."""
+    while len(content):
+        written = os.pwrite(handle, content, at)
+        content, at = content[written:], at + written

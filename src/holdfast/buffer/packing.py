@@ -13,13 +13,13 @@ from holdfast.buffer.layout import Column, Layout, is_answer, layout_of
 from holdfast.errors import UsageError
 from holdfast.nested import fills_of, pad_to
 
-__all__ = ["Packing", "check_lengths", "pack", "ragged_state", "unpack"]
+__all__ = ["Packing", "bytes_of", "check_lengths", "pack", "ragged_state", "unpack"]
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
     sizes = [column.size for column in layout_of({str(number): part for number, part in enumerate(parts)}).values()]
-    return torch.cat([_bytes(part).view(len(parts[0]), size) for part, size in zip(parts, sizes, strict=True)], dim=1)
+    return torch.cat([bytes_of(part).view(len(parts[0]), size) for part, size in zip(parts, sizes, strict=True)], dim=1)
 
 
 def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
@@ -31,7 +31,7 @@ def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
     return [piece.view(dtype).view(len(packed), *shape) for piece, (shape, dtype) in zip(whole, columns, strict=True)]
 
 
-def _bytes(part: Tensor) -> Tensor:
+def bytes_of(part: Tensor) -> Tensor:
     """All bytes of a tensor, in one dimension."""
     # Flattened first: a tensor without elements may have strides that forbid a view of another type.
     return part.reshape(-1).contiguous().view(torch.uint8)
@@ -62,15 +62,16 @@ def check_lengths(parts: Mapping[str, Tensor], padding: Mapping[str, float]) -> 
 class Packing:
     """How samples of different length are stored: one tensor after the other, cut to the sample's length.
 
-    `layout` has their columns, `fills` what those that vary in length are padded with. Samples are bytes here, each a
-    tensor (size,) uint8. `split` and `stack` are the way from padded tensors, (B, longest, ...), and back; `divide` and
-    `join` that from columns, where all positions of all samples come one after the other, (positions, ...), and back.
+    `layout` has their columns, `padding` names those that vary in length, see `fills_of`. Samples are bytes here,
+    each a tensor (size,) uint8. `split` and `stack` are the way from padded tensors, (B, longest, ...), and back;
+    `divide` and `join` that from columns, where all positions of all samples come one after the other,
+    (positions, ...), and back.
     """
 
-    def __init__(self, layout: Layout, fills: Mapping[str, float]) -> None:
-        self.names, self.fills = list(layout), dict(fills)
+    def __init__(self, layout: Layout, padding: Mapping[str, float]) -> None:
+        self.names, self.fills = list(layout), fills_of(layout, padding)
         # Of a column that varies, a position has the shape that follows the length.
-        self._columns = [Column(each.shape[name in fills :], each.dtype) for name, each in layout.items()]
+        self._columns = [Column(each.shape[name in self.fills :], each.dtype) for name, each in layout.items()]
         self._fixed, self._step = sum(self._sizes(0)), sum(self._sizes(1)) - sum(self._sizes(0))
         """Bytes of a sample that do not depend on its length, and bytes of each of its positions."""
 
@@ -109,7 +110,7 @@ class Packing:
         Waits for the device, unless the samples' `lengths` are known.
         """
         return [
-            torch.cat([_bytes(part[row, :length] if name in self.fills else part[row]) for name, part in named])
+            torch.cat([bytes_of(part[row, :length] if name in self.fills else part[row]) for name, part in named])
             for named in [list(zip(self.names, parts, strict=True))]
             for row, length in enumerate(self.lengths(parts).tolist() if lengths is None else lengths)
         ]
@@ -129,7 +130,7 @@ class Packing:
     def divide(self, columns: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
         """Columns as the bytes of each sample, in memory of its own."""
         sizes = list(map(self._sizes, lengths))
-        pieces = [torch.split(_bytes(each), [size[number] for size in sizes]) for number, each in enumerate(columns)]
+        pieces = [torch.split(bytes_of(each), [size[number] for size in sizes]) for number, each in enumerate(columns)]
         return [torch.cat(sample) for sample in zip(*pieces, strict=True)]
 
     def join(self, samples: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:

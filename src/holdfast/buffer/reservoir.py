@@ -186,12 +186,11 @@ class Reservoir:
         self._offered = offered
 
     def check(self, x: Nested, y: Nested) -> None:
-        """Raise if samples like these, logits aside, do not fit the buffer, or if a disk is too full for them."""
+        """Raise if samples like these, logits aside, do not fit the buffer."""
         parts, _ = parts_of(x, y)
         layout = self._layout(parts)
         if self._offered:
             check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
-            self._storage.reserve(list(parts.values()))
 
     def plan(self, x: Nested, y: Nested) -> Plan | None:
         """Where samples like these will go if they are offered next, so that the others need not be made ready.
@@ -206,7 +205,7 @@ class Reservoir:
         found = [slots]
         if self.padding is not None:
             fills = check_lengths(parts, self.padding)
-            found.append(Packing(layout_of(parts, fills), fills).lengths(list(parts.values())))
+            found.append(Packing(layout_of(parts, fills), self.padding).lengths(list(parts.values())))
         slots, *lengths = torch.stack(found).cpu()
         rows = (slots < self.capacity).nonzero().squeeze(1)
         counts = lengths[0][rows].tolist() if lengths else None

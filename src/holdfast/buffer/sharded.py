@@ -14,7 +14,7 @@ from holdfast.buffer.layout import ANY, Column, choose
 from holdfast.buffer.packing import Packing, pack, ragged_state, unpack
 from holdfast.buffer.reservoir import Reservoir, distinct, open_storage
 from holdfast.errors import UsageError
-from holdfast.nested import Nested, fills_of
+from holdfast.nested import Nested
 from holdfast.ranks import Ranks, to_device
 from holdfast.rng import derive_seed
 
@@ -141,8 +141,7 @@ class ShardedReservoir(Reservoir):
 
     def _packing(self) -> Packing:
         """Which columns vary in length, if any do."""
-        layout = self._storage.layout
-        return Packing(layout, fills_of(layout, self.padding or {}))
+        return Packing(self._storage.layout, self.padding or {})
 
     def _put(self, slots: Tensor, origin: Tensor, parts: list[Tensor]) -> None:
         """Write samples to `slots`; `parts` are those that this rank offers, `origin` says which rank offers which."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -44,7 +43,8 @@ class BfloatTwin(PlainSgd):
                 self.twins.append(twin)
         converted = {id(master) for master in self.masters}
         super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
-        model.register_load_state_dict_post_hook(_refresher(self))  # type: ignore[no-untyped-call]
+        # Not a bound method: a copy of the model, such as a teacher, would copy the twin with it.
+        model.register_load_state_dict_post_hook(lambda *_: self.refresh())  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -77,15 +77,6 @@ def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor],
     """Compiled, it reads and writes each weight once."""
     torch._foreach_add_(masters, gradients, alpha=-lr)
     torch._foreach_copy_(twins, masters)
-
-
-def _refresher(twin: BfloatTwin) -> Callable[..., None]:
-    """Not a bound method: a copy of the model, such as a teacher, would copy the twin with it."""
-
-    def refresh(*_: Any) -> None:
-        twin.refresh()
-
-    return refresh
 
 
 class _PaddedConv2d(nn.Conv2d):

@@ -24,7 +24,7 @@ label with the unit, the number of decimals, and whether higher is better.
 An experiment of one's own: `register(Experiment(name, title, source, shows, cells))`.
 """
 
-from holdfast.experiments import field, figures, tables  # noqa: F401 - importing them registers their experiments
+from holdfast.experiments import field, paper  # noqa: F401 - importing them registers their experiments
 from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, find_experiment, register
 from holdfast.experiments.claims import claims
 from holdfast.experiments.measures import (

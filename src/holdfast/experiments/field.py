@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from holdfast.config import RunConfig
 from holdfast.experiments.base import Cell, Experiment, register
+from holdfast.experiments.paper import BENCHMARKS
 from holdfast.experiments.published import published
-from holdfast.experiments.tables import BENCHMARKS
 from holdfast.learners import LEARNERS
 
 __all__ = ["FIELD", "UNBUFFERED"]
 
 UNBUFFERED = ("lwf", "ewc", "si")
-FIELD = ("er", "agem", "gem", "icarl", "fdr", "der", "mse", "er-ace", "clser", "esmer", "linf")
+FIELD = ("er", "agem", "gem", "icarl", "fdr", "der", "mse", "er-ace", "clser", "esmer", "dualnet", "linf")
 SIZES = (200, 500)
 """Buffers of which the table has every cell. Of larger ones it has the cells with a published number."""
 

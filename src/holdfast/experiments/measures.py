@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import nan
+from operator import attrgetter
 from pathlib import Path
 
 from holdfast.analysis import CATEGORIES, SEVERITIES, CorruptedImages, Robustness
@@ -14,6 +15,7 @@ from holdfast.data import data_root
 from holdfast.devices import choose_device
 from holdfast.experiments.stored import Stored
 from holdfast.registry import Registry
+from holdfast.results import FROM_MATRICES
 
 __all__ = ["BY_CATEGORY", "MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
 
@@ -49,14 +51,9 @@ def _forward_transfer(stored: Stored) -> float:
     return stored.result.forward_transfer if stored.result.shares_classes else nan
 
 
-def _ece(stored: Stored) -> float:
-    found = stored.analysis and stored.analysis.calibration
-    return found.ece if found else nan
-
-
-def _recency_gap(stored: Stored) -> float:
-    found = stored.analysis and stored.analysis.recency
-    return found.gap if found else nan
+def _analyzed(part: str, number: str, stored: Stored) -> float:
+    """A number of the calibration or the recency of a run."""
+    return getattr(getattr(stored.analysis, part, None), number, nan)
 
 
 def _task_probability(task: int, stored: Stored) -> float:
@@ -68,31 +65,16 @@ def _task_probability(task: int, stored: Stored) -> float:
 MEASURES: Registry[Measure] = Registry("measure")
 
 for _measure in (
-    Measure("accuracy", "accuracy (%)", POINTS, lambda stored: stored.result.accuracy),
-    Measure("task_il_accuracy", "Task-IL accuracy (%)", POINTS, lambda stored: stored.result.task_il_accuracy),
+    Measure("accuracy", "accuracy (%)", POINTS, attrgetter("result.accuracy")),
+    Measure("task_il_accuracy", "Task-IL accuracy (%)", POINTS, attrgetter("result.task_il_accuracy")),
     Measure("forward_transfer", "forward transfer (points)", POINTS, _forward_transfer),
-    Measure("backward_transfer", "backward transfer (points)", POINTS, lambda stored: stored.result.backward_transfer),
-    Measure(
-        "forgetting", "forgetting (points)", POINTS, lambda stored: stored.result.forgetting, higher_is_better=False
-    ),
-    Measure("ece", "ECE (%)", POINTS, _ece, higher_is_better=False),
-    Measure("recency_gap", "recency gap", SHARE, _recency_gap, higher_is_better=False, decimals=3),
-    Measure(
-        "last_task_probability",
-        "p(last task)",
-        SHARE,
-        partial(_task_probability, -1),
-        higher_is_better=False,
-        decimals=3,
-    ),
+    Measure("backward_transfer", "backward transfer (points)", POINTS, attrgetter("result.backward_transfer")),
+    Measure("forgetting", "forgetting (points)", POINTS, attrgetter("result.forgetting"), False),
+    Measure("ece", "ECE (%)", POINTS, partial(_analyzed, "calibration", "ece"), False),
+    Measure("recency_gap", "recency gap", SHARE, partial(_analyzed, "recency", "gap"), False, 3),
+    Measure("last_task_probability", "p(last task)", SHARE, partial(_task_probability, -1), False, 3),
     *(
-        Measure(
-            f"task_probability_{task + 1}",
-            f"p(task {task + 1})",
-            SHARE,
-            partial(_task_probability, task),
-            decimals=3,
-        )
+        Measure(f"task_probability_{task + 1}", f"p(task {task + 1})", SHARE, partial(_task_probability, task), True, 3)
         for task in range(MOST_TASKS)
     ),
     # Computed from the weights by `measure_robustness`, and from then on among the stored measures.
@@ -140,6 +122,5 @@ def condensed(stored: Stored) -> dict[str, object]:
     `load_results` reads such a file, of any name ending in .json, like a result folder.
     """
     found = {name: measure.of(stored) for name, measure in MEASURES.items()}
-    from_matrices = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
-    measures = {name: round(value, 6) for name, value in found.items() if value == value and name not in from_matrices}
+    measures = {name: round(value, 6) for name, value in found.items() if value == value and name not in FROM_MATRICES}
     return {**stored.result.to_json(), **({"measures": measures} if measures else {})}

@@ -9,8 +9,8 @@ from holdfast.analysis.claims import REFERENCE, Place
 from holdfast.config import RunConfig
 from holdfast.experiments.base import Cell, Experiment
 from holdfast.experiments.measures import MEASURES
+from holdfast.experiments.paper import REPLAY
 from holdfast.experiments.stored import Stored
-from holdfast.experiments.tables import REPLAY
 from holdfast.experiments.verdicts import Table, Verdict, judge
 
 __all__ = ["trust"]

@@ -6,6 +6,7 @@ from holdfast.learners.base import Learner
 from holdfast.learners.clser import ClsEr
 from holdfast.learners.consistency import ConsistencyReplay
 from holdfast.learners.der import DarkReplay
+from holdfast.learners.dualnet import DualNet
 from holdfast.learners.er import ExperienceReplay
 from holdfast.learners.er_ace import AsymmetricReplay
 from holdfast.learners.esmer import Esmer
@@ -30,6 +31,7 @@ __all__ = [
     "ClsEr",
     "ConsistencyReplay",
     "DarkReplay",
+    "DualNet",
     "EpisodicGem",
     "Esmer",
     "ExperienceReplay",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import forget_gradients, gradients_of
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested
@@ -43,9 +42,7 @@ class AveragedGem(ReplayLearner):
         """The gradient of the minibatch, projected where it points against that of the draw."""
         if "replay" not in losses.terms:
             return super().backward(losses)
-        forget_gradients(self.optimizer)
-        losses.replay.backward()  # type: ignore[no-untyped-call]
-        reference = [gradient.clone() for gradient in gradients_of(self.optimizer, self.model)]
+        reference = [gradient.clone() for gradient in self.gradients(losses.replay)]
         gradients = super().backward(losses)
         _project(gradients, reference)
         return gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from inspect import signature
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
@@ -18,12 +18,12 @@ from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, HoldfastError, UsageError
-from holdfast.learners.checks import check_finite, check_model
+from holdfast.errors import CheckpointError, HoldfastError, TrainingError, UsageError
+from holdfast.learners.checks import check_model
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import Optimizer, Scheduler, by_step, clip_gradients, forget_gradients, gradients_of
-from holdfast.learners.options import Options, check_class_weights, complete, describe
+from holdfast.learners.optimizers import ByUpdates, Optimizer, clip_gradients, forget_gradients, gradients_of
+from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
@@ -50,8 +50,9 @@ class Learner:
     - `compute_losses(x, y)`: the loss of a step, its terms (named in `terms`), and what to offer to the buffer;
     - `backward(losses)`: the gradients, where they are not simply those of the total;
     - `commit(losses)`: what follows the update, such as averaging weights;
-    - `evaluated()`: the network that counts, where it is not the one that is trained;
-    - `extra_state()`: modules, tensors and generators of its own, which are saved and restored;
+    - `evaluated()`: the network that counts, where it is not the one that is trained; and `wrap(model)` where it has
+      parts that the model does not have;
+    - `own_state` or `extra_state()`: modules, tensors and generators of its own, which are saved and restored;
     - `begin_task(classes)` and `end_task(x, y)`: called where a stream has boundaries.
 
     Keyword arguments of its constructor are its settings: `--set decay=0.9` reaches `__init__(..., decay=0.9)`.
@@ -81,6 +82,8 @@ class Learner:
     """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
+    own_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that `extra_state` gives: modules, tensors and generators of the method."""
     buffer: Reservoir | None = None
     alone: bool = False
     """Whether the losses that are computed now are committed before any others are computed, see `losses`."""
@@ -88,7 +91,8 @@ class Learner:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__doc__:  # there is none under python -OO
-            cls.__doc__ = describe(cls, cls.needs_buffer)
+            shared = [ReplayOptions, Options] if cls.needs_buffer else [Options]
+            cls.__doc__ = "\n\n".join(cleandoc(each.__doc__ or "") for each in (cls, *shared))
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[Options]) -> None:
         given = complete(options, type(self))
@@ -109,7 +113,8 @@ class Learner:
         self.precision = given["precision"]
         weights = given["class_weights"]
         self.class_weights = None if weights is None else check_class_weights(weights, self.device)
-        self.scheduler: Scheduler | None = by_step(given["scheduler"])
+        scheduler = given["scheduler"]
+        self.scheduler = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
         if given["head"] is not None and self.ranks is not None:
@@ -143,7 +148,6 @@ class Learner:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = object.__new__(type(self))
         vars(made).update(deepcopy(vars(self), memo))
-        made._transaction = Transaction(made)  # of the copy's own parts, and of this process's generators
         return made
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -194,9 +198,7 @@ class Learner:
 
     def backward(self, losses: Losses) -> list[Tensor]:
         """Compute the gradients; returns those that the optimiser will apply, which may still be changed in place."""
-        forget_gradients(self.optimizer)
-        losses.total.backward()  # type: ignore[no-untyped-call]
-        return gradients_of(self.optimizer, self.model)
+        return self.gradients(losses.total)
 
     def commit(self, losses: Losses) -> None:
         """Finish the step after the update: offer the minibatch to the buffer."""
@@ -256,6 +258,12 @@ class Learner:
             self._transaction.explain(error, views)
         return [widen(each) for each in outputs] if widened else outputs
 
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """The gradients of a loss in the optimiser's parameters; the next call overwrites them."""
+        forget_gradients(self.optimizer)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return gradients_of(self.optimizer, self.model)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""
         reduced = self.precision == "bfloat16"
@@ -292,7 +300,7 @@ class Learner:
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """What the method has besides model, optimiser, scheduler and buffer; restored in place."""
-        return {}
+        return {name: getattr(self, name) for name in self.own_state}
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """A task of these classes begins."""
@@ -323,7 +331,13 @@ class Learner:
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
-        check_finite(self.model)
+        broken = [name for name, value in self.model.named_parameters() if not value.isfinite().all()]
+        broken += [name for name, value in self.model.named_buffers() if value.isnan().any()]
+        if broken:
+            raise TrainingError(
+                f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a "
+                "smaller learning rate or clip=1.0."
+            )
 
     @property
     def view_generator(self) -> torch.Generator | None:
@@ -390,6 +404,11 @@ class Learner:
         return extra
 
     # --- runs --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def wrap(cls, model: nn.Module) -> nn.Module:
+        """A network of the form that `evaluated` has, around `model`; the weights of a run are loaded into it."""
+        return model
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:

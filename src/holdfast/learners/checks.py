@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
 __all__ = [
-    "check_content",
-    "check_finite",
-    "check_form",
     "check_loss",
+    "check_minibatch",
     "check_model",
     "largest_label",
-    "largest_supervised",
     "warn_of_alike_views",
     "warn_of_eval_mode",
     "why_not_computed",
@@ -80,17 +77,6 @@ def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def check_finite(model: nn.Module) -> None:
-    """No weight may be infinite or NaN, and no buffer of the model, such as BatchNorm's, NaN."""
-    broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
-    broken += [name for name, value in model.named_buffers() if value.isnan().any()]
-    if broken:
-        raise TrainingError(
-            f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a smaller "
-            "learning rate or clip=1.0."
-        )
-
-
 def warn_of_alike_views(learner: Learner, x: Nested, y: Nested) -> None:
     """Tell of an `augment` that is random, but draws once for the whole minibatch."""
     if draws_once(learner.augment, x, *([y] if learner.changes_targets else [])):
@@ -134,24 +120,24 @@ def why_not_computed(first: str, view: Nested, model: nn.Module) -> str:
     return f"the model cannot compute {forms} ({first}). {advice}"
 
 
-def check_content(x: Nested, y: Nested, stored: bool) -> None:
-    """Tensors must hold their numbers row by row; those of a learner that stores nothing may be sparse."""
-    for name, part in (leaves(x, "x") | leaves(y, "y")).items():
-        if part.is_meta:
-            raise UsageError(f"{name} is on the meta device and holds no numbers: make it on the device of your data.")
-        if part.layout != torch.strided and (stored or name.startswith("y")):
-            raise UsageError(f"{name} is sparse, and a buffer stores whole rows: give {name}.to_dense().")
-
-
-def check_form(x: Nested, y: Nested, labels: bool, positions: bool) -> None:
-    """As many targets as inputs, and at least one; `labels` are whole numbers, in one dimension without `positions`."""
+def check_minibatch(learner: Learner, x: Nested, y: Nested) -> None:
+    """As many targets as inputs, and at least one. Tensors hold their numbers; those to be stored are not sparse."""
     count = rows(x)
     if count == 0:
         raise UsageError("a minibatch must have at least one sample.")
-    if not labels:
-        if rows(y, "y") != count:
-            raise UsageError(f"{count} inputs need as many targets, not {rows(y, 'y')}.")
-        return
+    if learner.labelled:
+        _check_labels(y, count, learner.positions is not None)
+    elif rows(y, "y") != count:
+        raise UsageError(f"{count} inputs need as many targets, not {rows(y, 'y')}.")
+    for name, part in (leaves(x, "x") | leaves(y, "y")).items():
+        if part.is_meta:
+            raise UsageError(f"{name} is on the meta device and holds no numbers: make it on the device of your data.")
+        if part.layout != torch.strided and (learner.buffer is not None or name.startswith("y")):
+            raise UsageError(f"{name} is sparse, and a buffer stores whole rows: give {name}.to_dense().")
+
+
+def _check_labels(y: Nested, count: int, positions: bool) -> None:
+    """Labels are whole numbers, one for each of `count` samples, or with `positions` one for each position."""
     if not isinstance(y, Tensor):
         raise UsageError(f"labels must be a tensor, not of type {type(y).__name__}; torch.as_tensor makes one.")
     if y.shape[:1] != (count,) or (y.dim() != 1 and not positions):
@@ -160,37 +146,30 @@ def check_form(x: Nested, y: Nested, labels: bool, positions: bool) -> None:
         raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
 
 
-def largest_label(y: Tensor) -> int:
-    """The largest label; a negative one raises. Waits for the device that the labels are on."""
+def largest_label(y: Tensor, positions: bool) -> int:
+    """The largest label; a negative one raises. Waits for the device that the labels are on.
+
+    With `positions`, labels `IGNORED` do not count, but there must be others.
+    """
     signed = y.to(torch.int64)
-    if y.shape[0] <= 256:
+    if positions:
+        ignored, last = signed == IGNORED, torch.iinfo(torch.int64).max
+        extremes = signed.masked_fill(ignored, last).amin(), signed.masked_fill(ignored, -last).amax()
+        low, high = torch.stack(extremes).tolist()  # both at once: the host waits for them
+        if high == -last:
+            raise UsageError(
+                f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave "
+                "such minibatches out."
+            )
+    elif y.shape[0] <= 256:
         values = signed.tolist()  # faster for so few than asking PyTorch twice
         low, high = min(values), max(values)
     else:
         low, high = (int(each.item()) for each in signed.aminmax())
-    return _at_least_0(low, high, y)
-
-
-def _at_least_0(low: int, high: int, y: Tensor) -> int:
-    """The largest label; raises if the smallest is negative."""
     if low < 0:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
-
-
-def largest_supervised(y: Tensor) -> int:
-    """The largest label of a position that is supervised, of which there must be one."""
-    signed = y.to(torch.int64)
-    ignored, last = signed == IGNORED, torch.iinfo(torch.int64).max
-    extremes = signed.masked_fill(ignored, last).amin(), signed.masked_fill(ignored, -last).amax()
-    low, high = torch.stack(extremes).tolist()  # both at once: on a GPU, the host waits for them
-    if high == -last:
-        raise UsageError(
-            f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave such "
-            "minibatches out."
-        )
-    return _at_least_0(low, high, y)
 
 
 def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

@@ -44,6 +44,7 @@ class ClsEr(ReplayLearner):
 
     terms = ("current", "consistency")
     grows = False
+    own_state = ("stable", "plastic", "updates", "generator")
 
     def __init__(
         self,
@@ -100,11 +101,6 @@ class ClsEr(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The stable average."""
         return self.stable
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """Both averages, how many steps they have seen, and what decides when they move."""
-        averages = {"stable": self.stable, "plastic": self.plastic}
-        return {**averages, "updates": self.updates, "generator": self.generator}
 
 
 @torch.no_grad()

@@ -85,8 +85,15 @@ class ConsistencyReplay(ReplayLearner):
         if batchnorm not in ("apart", "together"):
             raise unknown_name("batchnorm", batchnorm, ["apart", "together"])
         self.batchnorm = batchnorm
-        if isinstance(model, DistributedDataParallel) and batchnorm == "apart" and not self._groups.fused:
-            _check_passes(model)
+        several = batchnorm == "apart" and not self._groups.fused
+        # DistributedDataParallel overwrites the other ranks' buffers with the first rank's before every pass. Those of
+        # BatchNorm belong to the pass before as well, and not every PyTorch then allows its backward pass.
+        if several and isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            raise UsageError(
+                "this model's BatchNorm takes three passes a step, and DistributedDataParallel would change its "
+                "buffers between them: apply holdfast.group_batchnorm to the model before wrapping it, which makes it "
+                "one pass."
+            )
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
@@ -184,19 +191,6 @@ class ConsistencyReplay(ReplayLearner):
 def _rows(outputs: Tensor) -> Tensor:
     """Outputs as (B, C), which they mostly are."""
     return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
-
-
-def _check_passes(model: DistributedDataParallel) -> None:
-    """Raise if the model cannot go through several passes before one backward pass.
-
-    DistributedDataParallel overwrites the other ranks' buffers with the first rank's before every pass. Those of
-    BatchNorm belong to the pass before as well, and not every PyTorch then allows its backward pass.
-    """
-    if model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-        raise UsageError(
-            "this model's BatchNorm takes three passes a step, and DistributedDataParallel would change its buffers "
-            "between them: apply holdfast.group_batchnorm to the model before wrapping it, which makes it one pass."
-        )
 
 
 def _bound(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
@@ -32,6 +32,7 @@ class AsymmetricReplay(ReplayLearner):
 
     terms = ("current", "replay")
     grows = False
+    own_state = ("seen",)
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **shared: Unpack[ReplayOptions]) -> None:
         super().__init__(model, optimizer, **shared)
@@ -54,7 +55,3 @@ class AsymmetricReplay(ReplayLearner):
         super().commit(losses)
         if losses.offer is not None:
             self.seen.index_fill_(0, losses.offer.y, True)
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """Which classes have been seen."""
-        return {"seen": self.seen}

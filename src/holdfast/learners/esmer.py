@@ -53,6 +53,7 @@ class Esmer(ReplayLearner):
 
     capturable = False
     grows = False
+    own_state = ("stable", "mean", "updates", "warming", "generator")
     terms = ("current", "replay", "consistency", "stable")
 
     def __init__(
@@ -137,8 +138,3 @@ class Esmer(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The average."""
         return self.stable
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """The average, the running mean, the counts of steps, and what decides when the average moves."""
-        counts = {"updates": self.updates, "warming": self.warming}
-        return {"stable": self.stable, "mean": self.mean, **counts, "generator": self.generator}

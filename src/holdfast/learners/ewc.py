@@ -59,8 +59,7 @@ class AnchoredLearner(Learner):
     @torch.no_grad()
     def drop_anchors(self) -> None:
         """Hold the parameters where they are now."""
-        for name, parameter in self.parameters.items():
-            self.anchors[name].copy_(parameter)
+        torch._foreach_copy_(list(self.anchors.values()), list(self.parameters.values()))
 
 
 @LEARNERS.register("ewc", "online EWC: parameters that mattered are held where they were, nothing stored")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import Optimizer, forget_gradients, gradients_of
+from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
@@ -47,6 +47,7 @@ class EpisodicGem(ReplayLearner):
     draws = False
     chooses = True
     terms = ("current",)
+    own_state = ("tasks",)
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, *, margin: float = 0.5, **shared: Unpack[ReplayOptions]
@@ -82,9 +83,7 @@ class EpisodicGem(ReplayLearner):
         stored = self.buffer.contents()
         slots = (self.tasks[: self.buffer.stored] == task).nonzero().squeeze(1).to(stored.y.device)
         x, y = stored.x[slots].to(self.device), stored.y[slots].to(self.device)
-        forget_gradients(self.optimizer)
-        self.criterion(self.forward(self.view(x)), y).backward()  # type: ignore[no-untyped-call]
-        return gradients_of(self.optimizer, self.model)
+        return self.gradients(self.criterion(self.forward(self.view(x)), y))
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Give the task its share of the buffer; those of earlier tasks become smaller."""
@@ -103,10 +102,6 @@ class EpisodicGem(ReplayLearner):
         self.buffer.replace(x, y)
         self.tasks.fill_(-1)
         self.tasks[: len(tasks)] = tasks
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """Which task each stored sample is from."""
-        return {"tasks": self.tasks}
 
 
 def _weights(gram: Tensor, products: Tensor, margin: float) -> Tensor:

@@ -52,6 +52,7 @@ class Icarl(ReplayLearner):
     grows = False
     chooses = True
     terms = ("current",)
+    own_state = ("teacher", "nearest", "seen", "old")
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **shared: Unpack[ReplayOptions]) -> None:
         super().__init__(model, optimizer, **shared)
@@ -117,10 +118,6 @@ class Icarl(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The network of the last task's end, with the nearest mean of exemplars as its answer."""
         return self.nearest
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """The teacher, the evaluated network, and which outputs belong to which tasks."""
-        return {"teacher": self.teacher, "nearest": self.nearest, "seen": self.seen, "old": self.old}
 
 
 def _herd(found: Tensor, count: int) -> Tensor:

@@ -43,6 +43,7 @@ class WithoutForgetting(Learner):
     needs_boundaries = True
     grows = False
     terms = ("current", "distillation")
+    own_state = ("teacher", "seen", "old")
 
     def __init__(
         self,
@@ -85,10 +86,6 @@ class WithoutForgetting(Learner):
         # Without an old class, all outputs are masked alike and the term would be a constant: count it as 0.
         distillation = -(target * answers).sum(1).mean() * self.old.any()
         return Losses(current + self.distillation * distillation, current=current, distillation=distillation)
-
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """The teacher, and which outputs belong to which tasks."""
-        return {"teacher": self.teacher, "seen": self.seen, "old": self.old}
 
 
 def check_begun(learner: Learner, seen: Tensor, y: Tensor) -> None:

@@ -19,7 +19,7 @@ __all__ = [
     "Optimizer",
     "PlainSgd",
     "Scheduler",
-    "by_step",
+    "adopt",
     "clip_gradients",
     "forget_gradients",
     "gradients_of",
@@ -38,7 +38,7 @@ class Optimizer(Protocol):
 
 
 class Scheduler(Protocol):
-    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `by_step`."""
+    """Any of torch.optim.lr_scheduler, or anything else with these three methods. See also `ByUpdates`."""
 
     def step(self, *args: Any) -> Any:
         """Change the learning rate; called after every step of the optimiser."""
@@ -76,12 +76,6 @@ class ByUpdates:
         self.inner.load_state_dict(state["inner"])
 
 
-def by_step(scheduler: Any) -> Scheduler | None:
-    """The scheduler in a form that is told nothing but that a step was made."""
-    made: Scheduler | None = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
-    return made
-
-
 def forget_gradients(optimizer: Optimizer) -> None:
     """What `zero_grad` does; that of torch.optim spends ten times as long on a record for the profiler."""
     if type(optimizer).zero_grad.__module__ != "torch.optim.optimizer" or "zero_grad" in vars(optimizer):
@@ -90,6 +84,20 @@ def forget_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:  # type: ignore[attr-defined]
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def adopt(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Let the optimiser update these parameters as well, with the settings of its last group."""
+    if isinstance(optimizer, PlainSgd):
+        optimizer.adopt(parameters)
+    elif hasattr(optimizer, "param_groups"):
+        # Not a group of its own: schedulers count groups when they are made.
+        optimizer.param_groups[-1]["params"].extend(parameters)
+    else:
+        raise UsageError(
+            f"an optimiser of type {type(optimizer).__name__} has no param_groups that could take in further "
+            "parameters; use one of torch.optim."
+        )
 
 
 def gradients_of(optimizer: Optimizer, model: nn.Module) -> list[Tensor]:
@@ -124,6 +132,10 @@ class PlainSgd:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def adopt(self, parameters: list[nn.Parameter]) -> None:
+        """Update these parameters as well."""
+        self.parameters += parameters
+
     def gradients(self) -> list[Tensor]:
         """The gradients that `step` applies."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -152,13 +164,17 @@ class MomentumSgd(PlainSgd):
         self.momentum, self.weight_decay = momentum, weight_decay
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
 
+    def adopt(self, parameters: list[nn.Parameter]) -> None:
+        """Update these parameters as well; their velocities begin at 0."""
+        super().adopt(parameters)
+        self.velocities += [torch.zeros_like(parameter) for parameter in parameters]
+
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter along its velocity."""
+        parameters: list[Tensor] = [each for each in self.parameters if each.grad is not None]
         both = zip(self.parameters, self.velocities, strict=True)
-        moved = [(parameter, velocity) for parameter, velocity in both if parameter.grad is not None]
-        parameters: list[Tensor] = [parameter for parameter, _ in moved]
-        velocities, gradients = [velocity for _, velocity in moved], self.gradients()
+        velocities, gradients = [velocity for each, velocity in both if each.grad is not None], self.gradients()
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         torch._foreach_mul_(velocities, self.momentum)

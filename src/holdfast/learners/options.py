@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from inspect import cleandoc, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -27,7 +27,6 @@ __all__ = [
     "check_sizes",
     "check_weights",
     "complete",
-    "describe",
 ]
 
 
@@ -158,12 +157,6 @@ def _check_method(learner: Any, options: Options) -> None:
         )
     if options["class_dim"] is not None and not learner.takes_positions:
         raise UsageError(f"{name} needs outputs (samples, classes): leave out class_dim.")
-
-
-def describe(learner: type, buffered: bool) -> str:
-    """The docstring of a learner with the list of the options it shares with others."""
-    shared = [ReplayOptions, Options] if buffered else [Options]
-    return "\n\n".join(cleandoc(each.__doc__ or "") for each in (learner, *shared))
 
 
 def check_weights(**weights: float) -> None:

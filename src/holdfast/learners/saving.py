@@ -28,8 +28,8 @@ def state_of(learner: Learner) -> dict[str, Any]:
         # Of the optimiser and the scheduler, the kind as well: the state of another kind would not fit.
         own = part.state_dict()
         state[name] = own if name == "buffer" else {"type": _kind(part), "state": own}
-    if extra := learner.extra_state():
-        state["extra"] = {name: _value(each) for name, each in extra.items()}
+    if extra := _extra(learner):
+        state["extra"] = extra
     if (generator := learner.view_generator) is not None:
         state["augment"] = generator.get_state()
     if learner.ranks is not None:
@@ -78,17 +78,22 @@ def _parts(learner: Learner) -> dict[str, Any]:
 
 
 def _kind(part: Any) -> str:
-    """The name of the class, without what `by_step` puts around a scheduler."""
+    """The name of the class, without what a learner puts around a scheduler."""
     return type(part.inner if isinstance(part, ByUpdates) else part).__name__
 
 
 # --- a method's own state --------------------------------------------------------------------------------------------
 
 
-def _value(each: nn.Module | Tensor | torch.Generator) -> Any:
-    if isinstance(each, nn.Module):
-        return dict(each.state_dict())
-    return each.get_state() if isinstance(each, torch.Generator) else each
+def _extra(learner: Learner) -> dict[str, Any]:
+    """The values of a method's own state by name: tensors, and for a module a dict of them."""
+
+    def value(each: nn.Module | Tensor | torch.Generator) -> Any:
+        if isinstance(each, nn.Module):
+            return dict(each.state_dict())
+        return each.get_state() if isinstance(each, torch.Generator) else each
+
+    return {name: value(each) for name, each in learner.extra_state().items()}
 
 
 def _restore(each: nn.Module | Tensor | torch.Generator, saved: Any) -> None:
@@ -149,25 +154,15 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
         if learner.labelled and labels is not None and labels.dtype != torch.int64:
             raise UsageError(f"the saved buffer holds labels of type {labels.dtype}, which no learner stores.")
     if "frozen" in state:
-        _check_frozen(learner.model, state["frozen"])
+        advice = "Load the model that it began with, and freeze the same weights."
+        complaint = "the saved learner was trained on another model, with other frozen weights"
+        _check_same(complaint, state["frozen"], _frozen(learner.model), advice)
     _check_model(learner, state["model"], state.get("frozen", {}))
     for name in ("optimizer", "scheduler"):
         if name in own:
             _check_kind(name, state[name], getattr(learner, name))
-    _check_extra(learner.extra_state(), state.get("extra", {}))
-
-
-def _check_frozen(model: nn.Module, saved: Mapping[str, str]) -> None:
-    """The saved learner must have left out exactly the weights that are frozen here, in the same shapes."""
-    here = _frozen(model)
-    differing = sorted(name for name in {*here, *saved} if here.get(name) != saved.get(name))
-    if differing:
-        name = differing[0]
-        raise UsageError(
-            f"the saved learner was trained on another model: its frozen weight {name} is "
-            f"{saved.get(name, 'missing')}, here {here.get(name, 'missing')}. Load the model that it began with, and "
-            "freeze the same weights."
-        )
+    extra = _forms(state.get("extra", {})), _forms(_extra(learner))
+    _check_same("the saved learner's own state does not fit this one", *extra, "Make this learner as that one was.")
 
 
 def _check_model(learner: Learner, saved: Mapping[str, Any], left_out: Mapping[str, str]) -> None:
@@ -178,14 +173,11 @@ def _check_model(learner: Learner, saved: Mapping[str, Any], left_out: Mapping[s
         other = saved.get(name)
         if other is not None and len(other) > len(part) and other.shape[1:] == part.shape[1:]:
             here[name] = there[name]
-    differing = sorted(name for name in there | here if there.get(name) != here.get(name))
-    if differing:
-        name = differing[0]
-        raise UsageError(
-            f"the saved model does not fit this one: {name} is {there.get(name, 'missing')} in the file and "
-            f"{here.get(name, 'missing')} here. Build the model as it was when saved; one whose head had grown, "
-            "with head= as then, or with as many outputs as it had in the end."
-        )
+    advice = (
+        "Build the model as it was when saved; one whose head had grown, with head= as then, or with as many outputs "
+        "as it had in the end."
+    )
+    _check_same("the saved model does not fit this one", there, here, advice)
 
 
 def _check_kind(name: str, saved: Mapping[str, Any], own: Any) -> None:
@@ -204,17 +196,22 @@ def _check_kind(name: str, saved: Mapping[str, Any], own: Any) -> None:
         )
 
 
-def _check_extra(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """A method's own state must have the same parts with the same shapes."""
-    for name in sorted({*own, *saved}):
-        here, there = (
-            _forms(each if isinstance(each, Mapping) else {name: each})
-            for each in (_value(own[name]) if name in own else {}, saved.get(name, {}))
-        )
-        if here != there:
-            raise UsageError(f"the saved learner's {name} does not fit this one: it is {there}, here {here}.")
+def _check_same(complaint: str, there: Mapping[str, str], here: Mapping[str, str], advice: str) -> None:
+    """Raise, and name the first tensor, if the file and this learner have other tensors or other forms of them."""
+    for name in sorted({*there, *here}):
+        if there.get(name) != here.get(name):
+            raise UsageError(
+                f"{complaint}: {name} is {there.get(name, 'missing')} in the file and {here.get(name, 'missing')} "
+                f"here. {advice}"
+            )
 
 
 def _forms(values: Mapping[str, Any]) -> dict[str, str]:
-    """Shape and type of every tensor."""
-    return {name: f"{tuple(value.shape)} {value.dtype}" for name, value in values.items() if isinstance(value, Tensor)}
+    """Shape and type of every tensor, also of those in a module's state."""
+    forms: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            forms |= {f"{name}.{part}": form for part, form in _forms(value).items()}
+        elif isinstance(value, Tensor):
+            forms[name] = f"{tuple(value.shape)} {value.dtype}"
+    return forms

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners.checks import (
-    check_content,
-    check_form,
     check_loss,
+    check_minibatch,
     largest_label,
-    largest_supervised,
     warn_of_alike_views,
     warn_of_eval_mode,
     why_not_computed,
@@ -59,14 +57,12 @@ class Transaction:
         """Copies of the model's buffers and of the generators' states."""
         # Found once: walking through all modules takes as long as copying what they hold.
         self._stateful = [module for module in learner.model.modules() if module._buffers]
-        self._generators: list[torch.Generator] = []
         self._viewed = False
         """Whether `augment` was examined."""
         self._called = False
         """Whether it was examined who calls `observe`."""
         self._told_of_eval = False
-        self._unread = 0
-        """Steps since the loss was last read."""
+        self._steps = 0
 
     def check_caller(self) -> None:
         """Refuse whole steps inside a Trainer of transformers, which would step again with the same gradients."""
@@ -119,8 +115,7 @@ class Transaction:
         if y is None:
             raise UsageError("observe needs inputs and targets: observe(x, y), or observe(*batch) for a pair of them.")
         if learner.validate:
-            check_form(x, y, labels, learner.positions is not None)
-            check_content(x, y, stored=learner.buffer is not None)
+            check_minibatch(learner, x, y)
 
         def moved(part: Tensor) -> Tensor:
             # A tensor of inference mode cannot take part in a backward pass; a copy of it can.
@@ -130,12 +125,10 @@ class Transaction:
         y = moved(y).to(torch.int64) if labels else transform(moved, y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if labels and learner.positions is not None and learner.validate:
+        if labels and (learner.validate or learner.head is not None):
             # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
-            masked = learner.positions.mask is not None
-            self._expect(largest_supervised(learner.positions.labels(x, y) if masked else given))
-        elif labels and (learner.validate or learner.head is not None):
-            self._expect(largest_label(given))
+            masked = learner.positions is not None and learner.positions.mask is not None
+            self._expect(largest_label(learner.targets(x, y) if masked else given, learner.positions is not None))
         return x, y
 
     def _expect(self, label: int) -> None:
@@ -154,16 +147,12 @@ class Transaction:
     def _copy(self) -> None:
         """Copy what a forward pass changes."""
         learner = self.learner
-        if not self._generators:
-            own = [learner.view_generator, None if learner.buffer is None else learner.buffer.generator]
-            self._generators += [each for each in own if each is not None]
-            self._generators += global_generators(learner.device).values()
-        copies = []
-        for module in self._stateful:
-            for each in module._buffers.values():
-                if each is not None and (self._unsure or each.nbytes <= STATISTIC_BYTES):
-                    copies.append((each, each.clone()))
-        self._before = copies, [(each, each.get_state()) for each in self._generators]
+        buffers = [each for module in self._stateful for each in module._buffers.values() if each is not None]
+        small = [each for each in buffers if self._unsure or each.nbytes <= STATISTIC_BYTES]
+        generators = [*global_generators(learner.device).values(), learner.view_generator]
+        generators += [] if learner.buffer is None else [learner.buffer.generator]
+        states = [(each, each.get_state()) for each in generators if each is not None]
+        self._before = [(each, each.clone()) for each in small], states
 
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
         """Labels must name one of the model's outputs; needed before cross-entropy."""
@@ -205,12 +194,11 @@ class Transaction:
         learner = self.learner
         if not learner.validate:
             return
-        self._unread += 1
-        read = learner.device.type == "cpu" or self._unread >= READ_INTERVAL
-        self._unread = 0 if read else self._unread
+        self._steps += 1
+        read = learner.device.type == "cpu" or self._steps % READ_INTERVAL == 0
         try:
             # With several ranks, before the backward pass, which waits for the other ranks.
-            with self.learner.together(STEP):
+            with learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
                     learner.buffer.reserve(*losses.offer.arguments)
                 check_loss(losses.total, read, self._minibatch)

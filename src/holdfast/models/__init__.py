@@ -1,11 +1,13 @@
 """The networks of the paper, and BatchNorm with statistics per minibatch."""
 
+from holdfast.models.adapted import Adapted
 from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
 from holdfast.models.networks import MLP, MODELS, ResNet18, count_outputs, evaluating, features, preferred_threads
 
 __all__ = [
     "MLP",
     "MODELS",
+    "Adapted",
     "GroupedBatchNorm",
     "GroupedForward",
     "ResNet18",

@@ -29,7 +29,8 @@ MODELS = _Models("model")
 """Constructors (shape of one input, number of classes) -> network. `timm:NAME` is the network NAME of timm, untrained.
 
 A network has `features(x)`, which returns what its last linear layer sees, (B, D), and its `forward(x)` is that layer
-applied to `features(x)`.
+applied to `features(x)`. It may have `stages(x)`, the features of its layers from first to last, and `widths`, the
+channels of its input and of each of these layers.
 """
 
 
@@ -97,6 +98,7 @@ class MLP(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 100) -> None:
         super().__init__()
+        self.widths = (prod(shape), width, width)
         self.hidden1 = nn.Linear(prod(shape), width)
         self.hidden2 = nn.Linear(width, width)
         self.classifier = nn.Linear(width, classes)
@@ -104,9 +106,14 @@ class MLP(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """Both hidden layers, (B, width) each."""
+        first = F.relu(self.hidden1(x.flatten(1)))
+        return [first, F.relu(self.hidden2(first))]
+
     def features(self, x: Tensor) -> Tensor:
         """The second hidden layer, (B, width)."""
-        return F.relu(self.hidden2(F.relu(self.hidden1(x.flatten(1)))))
+        return self.stages(x)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
@@ -144,11 +151,21 @@ class ResNet18(nn.Module):
         self.conv = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.widths = (shape[0], *widths[1:])
         self.blocks = nn.Sequential()
         for stage, (inputs, outputs) in enumerate(pairwise(widths)):
             self.blocks.append(_Block(inputs, outputs, stride=1 if stage == 0 else 2))
             self.blocks.append(_Block(outputs, outputs, stride=1))
         self.classifier = nn.Linear(widths[-1], classes)
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """The output of every second block, (B, channels, height, width) each."""
+        maps, found = normalized_relu(self.bn, self.conv(x)), []
+        for number, block in enumerate(self.blocks):
+            maps = block(maps)
+            if number % 2:
+                found.append(maps)
+        return found
 
     def features(self, x: Tensor) -> Tensor:
         """The last block's output, averaged over the image, (B, 8 * width)."""

@@ -738,3 +738,21 @@ def test_resnet_fused_in_float32_and_channels_last():
     fused = group_batchnorm(copy.deepcopy(plain))
     x = randn(12, 3, 16, 16, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
     assert_same(plain, fused, x, (4, 4, 4), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["channels-first", "last"])
+def test_resnet_on_a_cpu_computes_the_bits_of_three_passes(layout):
+    """As published code makes them. Gradients of convolutions are sums over all rows, which round otherwise."""
+    with seeded_globally(0, "init"):
+        plain = ResNet18((3, 16, 16), 10, width=8).to(memory_format=layout)
+    fused = group_batchnorm(copy.deepcopy(plain))
+    x = randn(24, 3, 16, 16, dtype=torch.float32).contiguous(memory_format=layout)
+    theirs, ours = torch.cat(separate(plain, x, [8, 8, 8])), torch.cat(GroupedForward(fused)(x, [8, 8, 8]))
+    assert torch.equal(ours, theirs)
+    assert all(torch.equal(one, two) for one, two in zip(fused.buffers(), plain.buffers(), strict=True))
+    for outputs in (theirs, ours):
+        outputs.square().sum().backward()
+    norms = [name for name, parameter in plain.named_parameters() if parameter.dim() == 1 and "classifier" not in name]
+    assert len(norms) == 2 * 20
+    for name in norms:
+        assert torch.equal(fused.get_parameter(name).grad, plain.get_parameter(name).grad), name

@@ -166,6 +166,18 @@ def test_gradients_of_gradients(kind):
         )
 
 
+def test_gradients_of_gradients_beside_frozen_parameters():
+    x, weight, bias, shortcut, dy = case(2, 6, 5, (3, 2), "shortcut")
+    for leaf in (x, shortcut):
+        leaf.requires_grad_()
+        out, _ = fused.batchnorm(x, weight, bias, groups=2, eps=1e-5, relu=True, shortcut=shortcut)
+        (gradient,) = torch.autograd.grad(out, leaf, dy.requires_grad_(), create_graph=True)
+        (again,) = torch.autograd.grad(gradient.square().sum(), dy)
+        assert again.isfinite().all()
+        assert again.any()
+        leaf.requires_grad_(False)
+
+
 def test_equal_inputs_give_equal_bits():
     inputs = case(3, 16, 64, (8, 8), "shortcut")
     first, second = kernels(*inputs, 3, True), kernels(*inputs, 3, True)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from holdfast.models.batchnorm.normalize import derivative, moments, per_channel
+from torch.nn import functional as F
 
 __all__ = ["batchnorm", "supports", "update_running"]
 
@@ -99,20 +98,15 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
 
 def _plain_backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor, eps: float, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, ...]:
     """The results of the kernels, (dx, dweight, dbias, dshortcut), in operations that torch can differentiate."""
-    grouped = x.reshape(statistics.shape[1], -1, *x.shape[1:])
-    mean, variance = moments(grouped)
-    rate = torch.rsqrt(variance + eps)
-    slope = dy.reshape(grouped.shape)
-    if y is not None:
-        slope = slope * (y > 0).reshape(grouped.shape)
-    elif relu:
-        normalized = (grouped - mean) * rate
-        slope = slope * (normalized * per_channel(weight, grouped) + per_channel(bias, grouped) > 0)
-    dx, dweight, dbias = derivative(slope, grouped, mean, rate, weight)
-    dshortcut = x.new_empty(0) if y is None else slope.reshape(x.shape)
-    return dx.reshape(x.shape), dweight.to(weight.dtype), dbias.to(weight.dtype), dshortcut
+    parts = x.chunk(statistics.shape[1])
+    out = torch.cat([F.batch_norm(part, None, None, weight, bias, training=True, eps=eps) for part in parts])
+    slope = dy * ((out if y is None else y) > 0) if relu else dy
+    leaves = (x, weight, bias)
+    learned = [leaf for leaf in leaves if leaf.requires_grad]  # torch refuses the others
+    found = iter(torch.autograd.grad(out, learned, slope, create_graph=True) if learned else ())
+    return *(next(found) if leaf.requires_grad else None for leaf in leaves), slope
 
 
 @torch.library.custom_op("holdfast::update_running", mutates_args=("mean", "variance", "batches"))

@@ -25,7 +25,6 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
 from holdfast.models.batchnorm import fused
-from holdfast.models.batchnorm.normalize import normalize_groups
 from holdfast.nested import Nested, split
 from holdfast.rng import global_state, restore_globally
 
@@ -75,8 +74,6 @@ class GroupedBatchNorm(_BatchNorm):
         if input.shape[0] != sum(sizes):
             self.groups.strayed = True
             return super().forward(input)  # any output will do: `GroupedForward` repeats the pass
-        if not self.own_forward and self._equal(input):
-            return self._forward_equal(input, len(sizes))
         return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
 
     def _equal(self, input: Tensor) -> bool:
@@ -102,28 +99,6 @@ class GroupedBatchNorm(_BatchNorm):
             running = (self.running_mean, self.running_var, self.num_batches_tracked)
             fused.update_running(statistics, *running, self.momentum, count / (count - 1))
         return out
-
-    def _forward_equal(self, input: Tensor, groups: int) -> Tensor:
-        """All minibatches at once: one reduction instead of one for each."""
-        x = input.view(groups, -1, *input.shape[1:])
-        out, mean, variance = normalize_groups(x, self.weight, self.bias, self.eps)
-        if self.training and self.track_running_stats:
-            count = x[0].numel() // x.shape[2]
-            self._update_running(mean.flatten(1), variance.flatten(1) * (count / (count - 1)))
-        return out.view_as(input)
-
-    def _update_running(self, means: Tensor, variances: Tensor) -> None:
-        """Update the running statistics as if each minibatch (rows of (G, C)) had been a pass of its own, in order."""
-        batches: Any = self.num_batches_tracked
-        statistics: Any = ((self.running_mean, means), (self.running_var, variances))
-        for group in range(len(means)):
-            batches.add_(1)
-            for running, found in statistics:
-                value = found[group].to(running.dtype)
-                if self.momentum is None:
-                    running.add_((1 / batches.double()) * (value - running))  # 0-d: the dtype stays
-                else:
-                    running.lerp_(value, self.momentum)
 
 
 def normalized_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:

@@ -22,34 +22,36 @@ __all__ = ["backward", "forward", "update_running"]
 # The fastest of some forty choices on an H200, for the layers of a ResNet-18 on 32x32 images.
 ROWS, CHANNELS, WARPS = tl.constexpr(128), tl.constexpr(32), 4
 READS = 4
-"""How many turns of a program's loop are unrolled, so that their reads overlap."""
+"""How many blocks of rows a program reads before it waits for the first."""
 PROGRAMS = 384
 """This many programs fill the device."""
-FEW_PIECES, MOST_PIECES = 16, 128
+FEW_PIECES, MOST_PIECES = 16, 64
 """Limits on the pieces of a group: every program of a second kernel reads the sums of all of them."""
+USUAL_GROUPS = tl.constexpr(3)
+"""The minibatches of most steps, whose sums are read all at once."""
 
 
 @triton.jit
-def _place(rows, pieces, turns):
+def _place(rows, turns, READS: tl.constexpr):
     """This program's group, its channels, its first row, and the end of the group's rows."""
-    group = tl.program_id(1) // pieces
+    group = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    return group, channel, group * rows + (tl.program_id(1) % pieces) * turns * ROWS, (group + 1) * rows
+    return group, channel, group * rows + tl.program_id(1) * turns * READS * ROWS, (group + 1) * rows
 
 
 @triton.jit
-def _block(start, turn, end, channel, channels):
-    """Offsets of the values of a turn, and a mask of those that exist."""
-    row = (start + turn * ROWS + tl.arange(0, ROWS))[:, None]
+def _block(start, number, end, channel, channels):
+    """Offsets of the values of a block of rows, and a mask of those that exist."""
+    row = (start + number * ROWS + tl.arange(0, ROWS))[:, None]
     return row * channels + channel[None, :], (row < end) & (channel < channels)[None, :]
 
 
 @triton.jit
-def _sums(partial, group, pieces, channel, channels, PIECES: tl.constexpr):
-    """The two sums of a group: its pieces' sums added up."""
-    piece = tl.arange(0, PIECES)[:, None]
+def _sums(partial, group, channel, channels, PIECES: tl.constexpr):
+    """The two sums of a group: its pieces' sums added up; zeros for a group that does not exist."""
+    piece, pieces = tl.arange(0, PIECES)[:, None], tl.num_programs(1)
     at = partial + 2 * (group * pieces + piece) * channels + channel[None, :]
-    there = (piece < pieces) & (channel < channels)[None, :]
+    there = (piece < pieces) & (group < tl.num_programs(2)) & (channel < channels)[None, :]
     return tl.sum(tl.load(at, there, 0.0), 0), tl.sum(tl.load(at + channels, there, 0.0), 0)
 
 
@@ -62,7 +64,7 @@ def _cut(value):
 @triton.jit
 def _store_sums(partial, first, second, channel, channels):
     """Write the two sums of this program's piece."""
-    at = partial + 2 * tl.program_id(1) * channels + channel
+    at = partial + 2 * (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * channels + channel
     tl.store(at, tl.sum(first, 0), channel < channels)
     tl.store(at + channels, tl.sum(second, 0), channel < channels)
 
@@ -78,22 +80,23 @@ def _statistics(mean, variance, weight, bias, group, channel, channels, eps):
     return middle[None, :], rate[None, :], scale[None, :], shift[None, :]
 
 
-@triton.jit(do_not_specialize=["pieces", "turns"])
-def _add_up(x, partial, rows, channels, pieces, turns, UNROLLED: tl.constexpr):
+@triton.jit
+def _add_up(x, partial, rows, channels, turns, READS: tl.constexpr):
     """Sums of a piece's values and of their squares. The group's first value is subtracted: means may be large."""
-    group, channel, start, end = _place(rows, pieces, turns)
+    group, channel, start, end = _place(rows, turns, READS)
     origin = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels)
-        value = tl.where(here, tl.load(x + at, here, 0.0).to(tl.float32) - origin, 0.0)
-        total += value
-        squares += value * value
+    for turn in range(turns):
+        for read in tl.static_range(READS):
+            at, here = _block(start, turn * READS + read, end, channel, channels)
+            value = tl.where(here, tl.load(x + at, here, 0.0).to(tl.float32) - origin, 0.0)
+            total += value
+            squares += value * value
     _store_sums(partial, total, squares, channel, channels)
 
 
-@triton.jit(do_not_specialize=["pieces", "turns"])
+@triton.jit
 def _normalize(
     x,
     shortcut,
@@ -106,35 +109,35 @@ def _normalize(
     rows,
     channels,
     eps,
-    pieces,
     turns,
     RELU: tl.constexpr,
     SHORTCUT: tl.constexpr,
     PIECES: tl.constexpr,
-    UNROLLED: tl.constexpr,
+    READS: tl.constexpr,
 ):
     """The layer's output; the program of a group's first piece also stores the group's mean and variance."""
-    group, channel, start, end = _place(rows, pieces, turns)
-    total, squares = _sums(partial, group, pieces, channel, channels, PIECES)
+    group, channel, start, end = _place(rows, turns, READS)
+    total, squares = _sums(partial, group, channel, channels, PIECES)
     offset = total / rows
     spread = _cut(squares / rows - offset * offset)
     middle = tl.load(x + group * rows * channels + channel, channel < channels, 0.0).to(tl.float32) + offset
-    if tl.program_id(1) % pieces == 0:
+    if tl.program_id(1) == 0:
         tl.store(mean + group * channels + channel, middle, channel < channels)
         tl.store(variance + group * channels + channel, spread, channel < channels)
     scale = tl.load(weight + channel, channel < channels, 0.0).to(tl.float32) * tl.rsqrt(spread + eps)
     shift = tl.load(bias + channel, channel < channels, 0.0).to(tl.float32)
-    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels)
-        value = (tl.load(x + at, here, 0.0).to(tl.float32) - middle[None, :]) * scale[None, :] + shift[None, :]
-        if SHORTCUT:
-            value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
-        if RELU:
-            value = _cut(value)
-        tl.store(y + at, value.to(y.dtype.element_ty), here)
+    for turn in range(turns):
+        for read in tl.static_range(READS):
+            at, here = _block(start, turn * READS + read, end, channel, channels)
+            value = (tl.load(x + at, here, 0.0).to(tl.float32) - middle[None, :]) * scale[None, :] + shift[None, :]
+            if SHORTCUT:
+                value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
+            if RELU:
+                value = _cut(value)
+            tl.store(y + at, value.to(y.dtype.element_ty), here)
 
 
-@triton.jit(do_not_specialize=["pieces", "turns"])
+@triton.jit
 def _add_up_slopes(
     x,
     dy,
@@ -148,35 +151,35 @@ def _add_up_slopes(
     rows,
     channels,
     eps,
-    pieces,
     turns,
     RELU: tl.constexpr,
     SHORTCUT: tl.constexpr,
-    UNROLLED: tl.constexpr,
+    READS: tl.constexpr,
 ):
     """Sums of a piece's gradients, alone and times the normalised values; also writes the shortcut's gradient.
 
     Without a shortcut, the ReLU's sign is computed again from `x`, so that `y` need not be read.
     """
-    group, channel, start, end = _place(rows, pieces, turns)
+    group, channel, start, end = _place(rows, turns, READS)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     along = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels)
-        value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
-        slope = tl.load(dy + at, here, 0.0).to(tl.float32)
-        if SHORTCUT:
-            slope = tl.where(tl.load(y + at, here, 0.0) <= 0, 0.0, slope)
-            tl.store(dshortcut + at, slope.to(dshortcut.dtype.element_ty), here)
-        elif RELU:
-            slope = tl.where(value * scale + shift <= 0, 0.0, slope)
-        total += slope
-        along += slope * value * rate
+    for turn in range(turns):
+        for read in tl.static_range(READS):
+            at, here = _block(start, turn * READS + read, end, channel, channels)
+            value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
+            slope = tl.load(dy + at, here, 0.0).to(tl.float32)
+            if SHORTCUT:
+                slope = tl.where(tl.load(y + at, here, 0.0) <= 0, 0.0, slope)
+                tl.store(dshortcut + at, slope.to(dshortcut.dtype.element_ty), here)
+            elif RELU:
+                slope = tl.where(value * scale + shift <= 0, 0.0, slope)
+            total += slope
+            along += slope * value * rate
     _store_sums(partial, total, along, channel, channels)
 
 
-@triton.jit(do_not_specialize=["groups", "pieces", "turns"])
+@triton.jit
 def _descend(
     x,
     dy,
@@ -191,79 +194,91 @@ def _descend(
     rows,
     channels,
     eps,
-    groups,
-    pieces,
     turns,
     RELU: tl.constexpr,
     PIECES: tl.constexpr,
-    UNROLLED: tl.constexpr,
+    READS: tl.constexpr,
 ):
     """The gradient of the layer's input; the first program of each channel also sums those of weight and bias."""
-    group, channel, start, end = _place(rows, pieces, turns)
-    total, along = _sums(partial, group, pieces, channel, channels, PIECES)
-    if tl.program_id(1) == 0:
+    group, channel, start, end = _place(rows, turns, READS)
+    total, along = _sums(partial, group, channel, channels, PIECES)
+    if (tl.program_id(1) == 0) & (group == 0):
         all_total, all_along = total, along
-        for other in range(1, groups):
-            other_total, other_along = _sums(partial, other, pieces, channel, channels, PIECES)
+        for other in tl.static_range(1, USUAL_GROUPS):
+            other_total, other_along = _sums(partial, other, channel, channels, PIECES)
+            all_total += other_total
+            all_along += other_along
+        for other in range(USUAL_GROUPS, tl.num_programs(2)):
+            other_total, other_along = _sums(partial, other, channel, channels, PIECES)
             all_total += other_total
             all_along += other_along
         tl.store(dbias + channel, all_total.to(dbias.dtype.element_ty), channel < channels)
         tl.store(dweight + channel, all_along.to(dweight.dtype.element_ty), channel < channels)
     middle, rate, scale, shift = _statistics(mean, variance, weight, bias, group, channel, channels, eps)
-    for turn in tl.range(turns, loop_unroll_factor=UNROLLED):
-        at, here = _block(start, turn, end, channel, channels)
-        value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
-        slope = tl.load(dy + at, here, 0.0).to(tl.float32)
-        if RELU:
-            slope = tl.where(value * scale + shift <= 0, 0.0, slope)
-        slope = scale * (slope - (total / rows)[None, :] - value * rate * (along / rows)[None, :])
-        tl.store(dx + at, slope.to(dx.dtype.element_ty), here)
+    for turn in range(turns):
+        for read in tl.static_range(READS):
+            at, here = _block(start, turn * READS + read, end, channel, channels)
+            value = tl.load(x + at, here, 0.0).to(tl.float32) - middle
+            slope = tl.load(dy + at, here, 0.0).to(tl.float32)
+            if RELU:
+                slope = tl.where(value * scale + shift <= 0, 0.0, slope)
+            slope = scale * (slope - (total / rows)[None, :] - value * rate * (along / rows)[None, :])
+            tl.store(dx + at, slope.to(dx.dtype.element_ty), here)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def _update(
-    statistics, running_mean, running_var, batches, channels, momentum, correction, groups, CHANNELS: tl.constexpr
+    statistics,
+    running_mean,
+    running_var,
+    batches,
+    channels,
+    momentum,
+    correction,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
     """Update the running statistics by each group in order."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     mean = tl.load(running_mean + channel, there).to(tl.float32)
     variance = tl.load(running_var + channel, there).to(tl.float32)
-    for group in range(groups):
+    for group in tl.static_range(GROUPS):
         mean += momentum * (tl.load(statistics + group * channels + channel, there) - mean)
-        found = tl.load(statistics + (groups + group) * channels + channel, there)
+        found = tl.load(statistics + (GROUPS + group) * channels + channel, there)
         variance += momentum * (found * correction - variance)
     tl.store(running_mean + channel, mean.to(running_mean.dtype.element_ty), there)
     tl.store(running_var + channel, variance.to(running_var.dtype.element_ty), there)
     if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + groups)
+        tl.store(batches, tl.load(batches) + GROUPS)
 
 
 class _Plan(NamedTuple):
     """How the programs share the work on one layer."""
 
-    shape: tuple[int, int]
+    grid: tuple[int, int, int]
+    """Blocks of channels, pieces of a group, groups."""
+    sizes: tuple[int, int]
     """Rows of a group, and channels."""
-    grid: tuple[int, int]
-    cut: tuple[int, int]
-    """How many pieces a group is cut into, and how many turns of the loop a piece takes."""
-    loop: dict[str, int]
-    """Constants of the loop. They take few values, because every combination is compiled into a kernel of its own."""
+    turns: int
+    """Turns of a program's loop."""
+    reads: int
+    """Blocks of rows in a turn. A constant of the kernels: each of its few values is compiled into one of its own."""
     most: int
     """FEW_PIECES if that is enough, else MOST_PIECES: also a constant of the kernels."""
 
 
 def _plan(x: Tensor, groups: int) -> _Plan:
-    """As many pieces as fill the device, but of at least two turns each."""
+    """As many pieces as fill the device, but of at least two blocks each."""
     channels = x.shape[1]
     rows = x.numel() // channels // groups
-    blocks = triton.cdiv(channels, CHANNELS.value)
-    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * blocks), rows // (2 * ROWS.value)))
+    strips = triton.cdiv(channels, CHANNELS.value)
+    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * strips), rows // (2 * ROWS.value)))
     pieces = 1 << room.bit_length() - 1  # a power of two divides the rows of most layers evenly
-    turns = triton.cdiv(rows, pieces * ROWS.value)
-    loop = {"UNROLLED": READS if turns >= READS else 2, "num_warps": WARPS}
+    blocks = triton.cdiv(rows, pieces * ROWS.value)
+    reads = READS if blocks >= READS else 2
     most = FEW_PIECES if pieces <= FEW_PIECES else MOST_PIECES
-    return _Plan((rows, channels), (blocks, groups * pieces), (pieces, turns), loop, most)
+    return _Plan((strips, pieces, groups), (rows, channels), triton.cdiv(blocks, reads), reads, most)
 
 
 def forward(
@@ -271,13 +286,13 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Output, and means and variances (2, groups, channels)."""
     plan = _plan(x, groups)
-    partial = x.new_empty(plan.grid[1], 2, x.shape[1], dtype=torch.float32)
+    partial = x.new_empty(*plan.grid[:0:-1], 2, x.shape[1], dtype=torch.float32)
     statistics = x.new_empty(2, groups, x.shape[1], dtype=torch.float32)
     y = torch.empty_like(x)
-    _add_up[plan.grid](x, partial, *plan.shape, *plan.cut, **plan.loop)
-    kind = {"RELU": relu, "SHORTCUT": shortcut is not None, "PIECES": plan.most}
+    _add_up[plan.grid](x, partial, *plan.sizes, plan.turns, READS=plan.reads, num_warps=WARPS)
+    kind = {"RELU": relu, "SHORTCUT": shortcut is not None, "PIECES": plan.most, "READS": plan.reads}
     tensors = (x, x if shortcut is None else shortcut, y, partial, weight, bias, *statistics)
-    _normalize[plan.grid](*tensors, *plan.shape, eps, *plan.cut, **kind, **plan.loop)
+    _normalize[plan.grid](*tensors, *plan.sizes, eps, plan.turns, **kind, num_warps=WARPS)
     return y, statistics
 
 
@@ -285,19 +300,18 @@ def backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of input, weight, bias and shortcut; `y` is the output if there was a shortcut, else None."""
-    groups = statistics.shape[1]
-    plan = _plan(x, groups)
-    partial = x.new_empty(plan.grid[1], 2, x.shape[1], dtype=torch.float32)
+    plan = _plan(x, statistics.shape[1])
+    partial = x.new_empty(*plan.grid[:0:-1], 2, x.shape[1], dtype=torch.float32)
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     dshortcut = x.new_empty(0) if y is None else torch.empty_like(y)
     given = (partial, weight, bias, *statistics)
     around = (dy, x, x) if y is None else (dy, y, dshortcut)
-    kind = {"RELU": relu, "SHORTCUT": y is not None}
-    _add_up_slopes[plan.grid](x, *around, *given, *plan.shape, eps, *plan.cut, **kind, **plan.loop)
+    sizes = (*plan.sizes, eps, plan.turns)
+    loop = {"READS": plan.reads, "num_warps": WARPS}
+    _add_up_slopes[plan.grid](x, *around, *given, *sizes, RELU=relu, SHORTCUT=y is not None, **loop)
     # The shortcut's gradient is that of the output, already masked by the ReLU.
     dy, again = (dy, relu) if y is None else (dshortcut, False)
-    results = (dweight, dbias, *plan.shape, eps, groups, *plan.cut)
-    _descend[plan.grid](x, dy, dx, *given, *results, RELU=again, PIECES=plan.most, **plan.loop)
+    _descend[plan.grid](x, dy, dx, *given, dweight, dbias, *sizes, RELU=again, PIECES=plan.most, **loop)
     return dx, dweight, dbias, dshortcut
 
 
@@ -308,5 +322,5 @@ def update_running(
     _, groups, channels = statistics.shape
     block = 256
     _update[(triton.cdiv(channels, block),)](
-        statistics, mean, variance, batches, channels, momentum, correction, groups, CHANNELS=block
+        statistics, mean, variance, batches, channels, momentum, correction, GROUPS=groups, CHANNELS=block
     )
