@@ -1,9 +1,19 @@
 """Which samples are stored (`reservoir`, `balanced`, `sharded`), and where (`memory`, `folder`, `ragged`)."""
 
 from holdfast.buffer.balanced import BalancedReservoir
-from holdfast.buffer.base import Draw, Placement, Storage
+from holdfast.buffer.base import Draw, Placement, Plan, Storage
 from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
-__all__ = ["BalancedReservoir", "Draw", "Placement", "Reservoir", "ShardedReservoir", "Storage", "distinct", "place"]
-__all__ += ["window"]
+__all__ = [
+    "BalancedReservoir",
+    "Draw",
+    "Placement",
+    "Plan",
+    "Reservoir",
+    "ShardedReservoir",
+    "Storage",
+    "distinct",
+    "place",
+    "window",
+]

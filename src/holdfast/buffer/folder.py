@@ -112,7 +112,7 @@ class Folder(OwnedFolder):
             with self._access():
                 self._use(layout, self._open(layout))
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         needed = len(self._referenced) + max(0, self._announce(parts) - len(self._free))
         if needed > self._reserved:
             with self._access():

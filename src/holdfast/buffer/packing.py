@@ -103,12 +103,15 @@ class Packing:
             for name, part in zip(self.names, parts, strict=True)
         ]
 
-    def split(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Padded tensors as the bytes of each sample, in memory of its own. Waits for the device."""
+    def split(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """Padded tensors as the bytes of each sample, in memory of its own.
+
+        Waits for the device, unless the samples' `lengths` are known.
+        """
         return [
             torch.cat([bytes_of(part[row, :length] if name in self.fills else part[row]) for name, part in named])
             for named in [list(zip(self.names, parts, strict=True))]
-            for row, length in enumerate(self.lengths(parts).tolist())
+            for row, length in enumerate(self.lengths(parts).tolist() if lengths is None else lengths)
         ]
 
     def stack(self, samples: Sequence[Tensor]) -> list[Tensor]:

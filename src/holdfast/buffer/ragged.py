@@ -61,11 +61,11 @@ class RaggedMemory(Storage):
         if layout != self.layout:
             self._use(layout, {})
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         """Copy the samples now, so that `write` cannot fail; before the first of them, look for room for all slots."""
         copies = self._copied(parts)
         if copies is None:
-            copies = self._bytes_of(parts)
+            copies = self._bytes_of(parts, lengths)
         if not self._samples:
             _check_room(self.capacity * max(map(len, copies), default=0), self.home)
         self._copies[parts[0]] = [(weakref.ref(part), _version(part)) for part in parts], copies
@@ -114,10 +114,10 @@ class RaggedMemory(Storage):
         entries = self._put(self._bytes_of([part[accepted.to(part.device)] for part in parts]))
         self._samples |= zip(slots[accepted].tolist(), entries, strict=True)
 
-    def _bytes_of(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def _bytes_of(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
         """The bytes of each sample of a minibatch."""
         with affordable(sum(part.nbytes for part in parts), f"the memory of {self.home}"):
-            return self._packing.split([part.detach().to(self.home) for part in parts])
+            return self._packing.split([part.detach().to(self.home) for part in parts], lengths)
 
     def _padded(self, slots: Iterable[int]) -> list[Tensor]:
         return self._packing.stack(self._get(self._samples[slot] for slot in slots))
@@ -166,9 +166,10 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
         self._verified: list[_Sample] = []
         """Samples that were last found to be correct."""
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         """Make sure of room for these samples; before the first of them, look for room for all slots."""
-        size = self._packing.size(max(self._packing.lengths(parts).tolist(), default=0))
+        lengths = self._packing.lengths(parts).tolist() if lengths is None else lengths
+        size = self._packing.size(max(lengths, default=0))
         with self._access():
             if not self._samples:
                 _check_room(self.capacity * size, self.path)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer.base import Draw
+from holdfast.buffer.base import Draw, Plan
 from holdfast.buffer.layout import ANY, Column, choose
 from holdfast.buffer.packing import Packing, pack, unpack
 from holdfast.buffer.reservoir import Reservoir, distinct, open_storage
@@ -68,7 +68,10 @@ class ShardedReservoir(Reservoir):
             form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}, {policy}"
             meeting.form = form if padding is None else f"{form}, padding {self.padding}"
 
-    def add(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
+    def plan(self, x: Nested, y: Nested) -> None:
+        """Nothing: where samples go depends on how many the other ranks offer."""
+
+    def add(self, x: Nested, y: Nested, logits: Nested | None = None, plan: Plan | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
         with self.ranks.together("add samples") as meeting:
             parts, count = self._admit(x, y, logits)

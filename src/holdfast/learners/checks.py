@@ -26,7 +26,6 @@ __all__ = [
     "check_minibatch",
     "check_model",
     "largest_label",
-    "largest_supervised",
     "warn_of_alike_views",
     "warn_of_eval_mode",
     "why_not_computed",
@@ -147,10 +146,22 @@ def _check_labels(y: Nested, count: int, positions: bool) -> None:
         raise UsageError(f"labels must be whole numbers that name classes, not {y.dtype}.")
 
 
-def largest_label(y: Tensor) -> int:
-    """The largest label; a negative one raises. Waits for the device that the labels are on."""
+def largest_label(y: Tensor, positions: bool) -> int:
+    """The largest label; a negative one raises. Waits for the device that the labels are on.
+
+    With `positions`, labels `IGNORED` do not count, but there must be others.
+    """
     signed = y.to(torch.int64)
-    if y.shape[0] <= 256:
+    if positions:
+        ignored, last = signed == IGNORED, torch.iinfo(torch.int64).max
+        extremes = signed.masked_fill(ignored, last).amin(), signed.masked_fill(ignored, -last).amax()
+        low, high = torch.stack(extremes).tolist()  # both at once: the host waits for them
+        if high == -last:
+            raise UsageError(
+                f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave "
+                "such minibatches out."
+            )
+    elif y.shape[0] <= 256:
         values = signed.tolist()  # faster for so few than asking PyTorch twice
         low, high = min(values), max(values)
     else:
@@ -159,17 +170,6 @@ def largest_label(y: Tensor) -> int:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
-
-
-def largest_supervised(y: Tensor) -> int:
-    """The largest label of a position that is supervised, of which there must be one."""
-    supervised = y[y != IGNORED]
-    if not len(supervised):
-        raise UsageError(
-            f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave such "
-            "minibatches out."
-        )
-    return largest_label(supervised)
 
 
 def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

@@ -13,7 +13,6 @@ from holdfast.learners.checks import (
     check_loss,
     check_minibatch,
     largest_label,
-    largest_supervised,
     warn_of_alike_views,
     warn_of_eval_mode,
     why_not_computed,
@@ -126,12 +125,10 @@ class Transaction:
         y = moved(y).to(torch.int64) if labels else transform(moved, y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if labels and learner.positions is not None and learner.validate:
+        if labels and (learner.validate or learner.head is not None):
             # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
-            masked = learner.positions.mask is not None
-            self._expect(largest_supervised(learner.positions.labels(x, y) if masked else given))
-        elif labels and (learner.validate or learner.head is not None):
-            self._expect(largest_label(given))
+            masked = learner.positions is not None and learner.positions.mask is not None
+            self._expect(largest_label(learner.targets(x, y) if masked else given, learner.positions is not None))
         return x, y
 
     def _expect(self, label: int) -> None:
@@ -208,7 +205,7 @@ class Transaction:
             # With several ranks, before the backward pass, which waits for the other ranks.
             with self.learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
-                    learner.buffer.reserve(*losses.offer)
+                    learner.buffer.reserve(*losses.offer.arguments)
                 check_loss(losses.total, read, self._minibatch)
         except HoldfastError:
             self.roll_back()
