@@ -425,7 +425,7 @@ def draw_language_models(numbers: Numbers) -> Figure:
             style = ER if method == "replay" else METHODS[method]
             found = [arms[f"{method}-{size}"][last][domain] for size in LANGUAGE_BUFFERS]
             x = [number + 0.09 * (place - 1.5) for number in range(len(found))]
-            panel.plot(x, [each["mean"] for each in found], label=LANGUAGE[method], **style.line)
+            panel.plot(x, [each["mean"] for each in found], label=LANGUAGE[method], **style.line())
             for at, each in zip(x, found, strict=True):
                 values = each["values"]
                 panel.plot([at] * len(values), values, ".", color=style.color, markersize=3.5, alpha=0.6)

@@ -254,7 +254,7 @@ def test_screen_on_a_terminal(tmp_path, monkeypatch):
         screen.watch(Event("done", tiny(), 1.0))
         screen.watch(Event("moved", tiny(1), 0.25))
         with errors.capture() as captured:
-            errors.print(screen._render())
+            errors.print(screen.get_renderable())
     text = captured.get()
     assert "1 done, 1 running" in text
     assert "42.00 %" in text

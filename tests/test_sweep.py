@@ -26,7 +26,7 @@ from holdfast.regularizers import REGULARIZERS
 from holdfast.run_state import Checkpointer
 from holdfast.sweep import Event, Job, ProcessRunner, forecast, local_runner, sweep
 from holdfast.sweep.fleets import FleetRunner
-from holdfast.sweep.leases import SILENCE, Leases
+from holdfast.sweep.leases import HEARTBEAT, SILENCE, Leases
 from holdfast.sweep.runner import carry_out, checkpoint_path, failure, throttled
 from holdfast.training import run
 from holdfast.workload import expected_seconds
@@ -248,6 +248,9 @@ def test_signs_of_life(tmp_path):
     leases = Leases(tmp_path)
     leases.acquire(GRID[0])
     path = lease(tmp_path, GRID[0], someone(os.getpid()), age=1000)
+    leases.renew()
+    assert time.time() - path.stat().st_mtime > 900, "too early for another sign"
+    leases._renewed -= 2 * HEARTBEAT
     leases.renew()
     assert time.time() - path.stat().st_mtime < 100
 
@@ -489,7 +492,7 @@ def press(number=signal.SIGINT):
 def one_after_the_other(configs, job, emit):
     """As `inline`, and tells where runs are."""
     for config in configs:
-        carry_out(config, job, throttled(lambda progress: emit(Event("moved", progress.config, progress.fraction))))
+        carry_out(config, job, throttled(emit))
         emit(Event("done", config, 1.0))
 
 
@@ -577,7 +580,7 @@ def test_a_worker_that_does_not_stop_is_killed(tmp_path, monkeypatch):
     """Pressed a second time, or after a minute, Ctrl-C ends the runs at once."""
     (tmp_path / "stubborn_plugin.py").write_text(STUBBORN.replace("OUT", str(tmp_path / "out")))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("holdfast.sweep.processes.GRACE", 0.5)
+    monkeypatch.setattr("holdfast.sweep.runner.GRACE", 0.5)
     pressed = []
 
     def watch(event):

@@ -7,10 +7,12 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -71,25 +73,40 @@ def made_up(config: RunConfig, samples: int = 4096) -> Benchmark:
     return Benchmark(classes, shape, tasks, random_view=CropFlip if shape[0] == 3 else None)
 
 
-def floor_step(rows: int, repeats: int, sizes: tuple[int, ...] = (784, 100, 100, 10)) -> float:
+def _seconds(act: Callable[[], object], times: int) -> float:
+    """How long it takes to `act` so many times, until a GPU in use has done it as well."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if on_gpu:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        act()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def floor_step(rows: int, repeats: int) -> float:
     """Seconds of the bare matrix products of one MLP step on `rows` samples: forward, and backward to every weight."""
+    sizes = (784, 100, 100, 10)
     inputs = [torch.rand(rows, size) for size in sizes]
     weights = [torch.rand(out, size) for size, out in pairwise(sizes)]
-    began = time.perf_counter()
-    for _ in range(repeats):
+
+    def step() -> None:
         for x, weight in zip(inputs, weights, strict=False):
             torch.mm(x, weight.t())
         for layer, weight in reversed(list(enumerate(weights))):
             torch.mm(inputs[layer + 1].t(), inputs[layer])
             if layer:  # the images need no gradient
                 torch.mm(inputs[layer + 1], weight)
-    return (time.perf_counter() - began) / repeats
+
+    return _seconds(step, repeats) / repeats
 
 
-def complete_run(method: str = "mse", buffer_size: int = 200, *, root: Path, tasks: int = 20) -> CompleteRun:
-    """A whole rot-mnist run on one thread. The floor is timed after every task, so that both meet the same load."""
+def complete_run(*, root: Path, tasks: int = 20) -> CompleteRun:
+    """A whole rot-mnist mse run on one thread. The floor is timed after every task: both meet the same load."""
     torch.set_num_threads(1)
-    config = RunConfig.preset("rot-mnist", method, buffer_size=buffer_size, tasks=tasks)
+    config = RunConfig.preset("rot-mnist", "mse", buffer_size=200, tasks=tasks)
     rows = 2 * config.batch_size + config.replay_size
     benchmark = make_benchmark(config, root)
     floor_step(rows, 50)
@@ -125,19 +142,13 @@ def peak_memory_mb() -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
 
-def steps_per_second(
-    benchmark: str, method: str, *, steps: int = 300, buffer_size: int = 200, device: str = "cpu"
-) -> float:
-    """Training steps of one run per second, on random images and one thread, once its buffer is full."""
+def steps_per_second(benchmark: str, method: str, *, steps: int) -> float:
+    """Training steps of one run per second, on random images and one CPU thread, once its buffer is full."""
     torch.set_num_threads(1)
-    config = RunConfig.preset(benchmark, method, buffer_size=buffer_size).change(epochs=10_000, tasks=1)
-    running = train(config, made_up(config), torch.device(device))
-    for _ in range(20):
-        next(running)
-    began = time.perf_counter()
-    for _ in range(steps):
-        next(running)
-    return steps / (time.perf_counter() - began)
+    config = RunConfig.preset(benchmark, method, buffer_size=200).change(epochs=10_000, tasks=1)
+    running = train(config, made_up(config), torch.device("cpu"))
+    _seconds(running.__next__, 20)
+    return steps / _seconds(running.__next__, steps)
 
 
 @dataclass(frozen=True)
@@ -172,51 +183,36 @@ def device_rates(benchmark: str, method: str, sizes: Sequence[int] = (1, 2, 4, 8
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     members: list[Member] = []
+
+    def step() -> None:
+        for member in members:
+            member.step()
+
     for size in sizes:
         began = time.perf_counter()
         while len(members) < size:
             members.append(Member(config.change(seed=len(members)), data, device))
-        _timed(members, 40)  # fills the buffers, compiles, captures
+        _seconds(step, 40)  # fills the buffers, compiles, captures
         ready = time.perf_counter() - began
-        steps = max(20, round(20 * SECONDS / _timed(members, 20)))
-        rate = size * steps / _timed(members, steps)
+        steps = max(20, round(20 * SECONDS / _seconds(step, 20)))
+        rate = size * steps / _seconds(step, steps)
         memory = (torch.cuda.memory_reserved(device) - before) / size / 1e6
         flops = rate * work
         yield DeviceRate(benchmark, method, size, rate, flops / 1e12, peak / 1e12, flops / peak, ready, memory)
 
 
-def _timed(members: list[Member], steps: int) -> float:
-    """Seconds that `steps` steps of each member take, until the device has done them."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(steps):
-        for member in members:
-            member.step()
-    torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def matrix_peak(device: torch.device, side: int = 8192, repeats: int = 20) -> float:
+def matrix_peak(device: torch.device) -> float:
     """Operations per second of a large bfloat16 matrix product on random numbers."""
+    side, repeats = 8192, 20
     matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16)
-    for _ in range(3):
-        matrix @ matrix
-    torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    for _ in range(repeats):
-        matrix @ matrix
-    torch.cuda.synchronize(device)
-    return repeats * 2.0 * float(side) ** 3 / (time.perf_counter() - began)
+    _seconds(lambda: matrix @ matrix, 3)
+    return repeats * 2.0 * float(side) ** 3 / _seconds(lambda: matrix @ matrix, repeats)
 
 
-def side_by_side(jobs: int = 2, steps: int = 2000) -> tuple[float, float]:
-    """rot-mnist mse steps per second of one process alone, and the mean of `jobs` processes at the same time."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs) as pool:
-        alone = pool.apply(_rate, (steps,))
-        together = pool.map(_rate, [steps] * jobs, chunksize=1)
-    return alone, sum(together) / jobs
-
-
-def _rate(steps: int) -> float:
-    return steps_per_second("rot-mnist", "mse", steps=steps)
+def side_by_side() -> tuple[float, float]:
+    """rot-mnist mse steps per second of one process alone, and the mean of two processes at the same time."""
+    rate = partial(steps_per_second, "rot-mnist", "mse", steps=2000)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        alone = pool.apply(rate)
+        together = [pool.apply_async(rate) for _ in range(2)]
+        return alone, fmean(each.get() for each in together)

@@ -6,27 +6,26 @@ import codecs
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from holdfast import training
 from holdfast.data import reporting
 from holdfast.experiments import Skipped
 from holdfast.report.text import visible
-from holdfast.training import Progress
 
 __all__ = [
+    "Lines",
     "RunLine",
     "data_progress",
     "errors",
     "output",
-    "progress_bars",
     "replace_unknown_signs",
     "show_progress",
     "show_runs",
@@ -81,60 +80,64 @@ def replace_unknown_signs() -> None:
             stream.reconfigure(errors="holdfast")
 
 
-def progress_bars(*details: ProgressColumn, **options: Any) -> Bars:
-    """Lines on standard error: what, a bar, percent, `details`, time left."""
-    name, share = TextColumn("{task.description}", markup=False), TextColumn("{task.percentage:>3.0f}%")
-    bar = BarColumn(bar_width=_bar_width())
-    return Bars(name, bar, share, *details, TimeRemainingColumn(), console=errors, **options)
+class Lines(Progress):
+    """Live lines on standard error: a title, a bar, percent, `details`, time left. They vanish at the end."""
 
+    def __init__(self, *details: ProgressColumn, transient: bool = True) -> None:
+        name, share = TextColumn("{task.description}", markup=False), TextColumn("{task.percentage:>3.0f}%")
+        self._ids: dict[Hashable, TaskID] = {}
+        self.bar_width = 16 if errors.width >= 100 else 8
+        columns = (name, BarColumn(self.bar_width), share, *details, TimeRemainingColumn())
+        super().__init__(*columns, console=errors, transient=transient)
 
-def _bar_width() -> int:
-    return 16 if errors.width >= 100 else 8
+    def move(self, title: str, done: float, total: float = 1.0, *, key: Hashable = None) -> None:
+        """Set how much is done of what the line `key` shows (default: its title). A new key gets a line."""
+        key = title if key is None else key
+        if key not in self._ids:
+            self._ids[key] = self.add_task(title, total=total)
+        self.update(self._ids[key], completed=done, total=total)
+
+    def end(self, key: Hashable) -> None:
+        """Take the line `key` away, if there is one."""
+        if key in self._ids:
+            self.remove_task(self._ids.pop(key))
 
 
 @contextmanager
 def show_progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
     """A bar while inside the block. Call the function it gives after each of `total` parts, with the part's name."""
-    with progress_bars(transient=True) as bars:
-        line = bars.add_task(what, total=total)
-        yield lambda name: bars.update(line, advance=1, description=visible(f"{what} {name}"))
+    with Lines() as lines:
+        line = lines.add_task(what, total=total)
+        yield lambda name: lines.update(line, advance=1, description=visible(f"{what} {name}"))
 
 
 @contextmanager
 def data_progress() -> Iterator[None]:
     """Show downloads and decoding of data sets while inside the block."""
-    lines: dict[str, TaskID] = {}
-    with progress_bars(transient=True) as bars:
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in lines:
-                lines[what] = bars.add_task(what, total=total)
-            bars.update(lines[what], completed=done, total=total)
-
-        with reporting(show):
-            yield
+    with Lines() as lines, reporting(lines.move):
+        yield
 
 
 @contextmanager
 def show_runs() -> Iterator[Callable[[str], RunLine]]:
     """Live lines while inside the block; the function it gives adds one for a run, named by its title."""
     details = (TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed"))
-    with progress_bars(*details) as bars:
-        yield lambda title: RunLine(bars, title)
+    with Lines(*details, transient=False) as lines:
+        yield lambda title: RunLine(lines, title)
 
 
 class RunLine:
     """A callback for `run(on_step=...)`: shows task, epoch, loss terms, steps per second and the time left."""
 
-    def __init__(self, bars: Bars, title: str) -> None:
+    def __init__(self, bars: Lines, title: str) -> None:
         self._bars = bars
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
         percentage, time_left, gaps = 4, 7, 6
-        self._room = errors.width - len(title) - _bar_width() - percentage - time_left - gaps
+        self._room = errors.width - len(title) - bars.bar_width - percentage - time_left - gaps
         self._shown = self._began = time.perf_counter()
         self._before: int | None = None  # steps done when the clock began
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: training.Progress) -> None:
         """Show where the run stands, at most every REFRESH seconds."""
         now = time.perf_counter()
         if self._before is None:

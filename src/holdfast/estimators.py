@@ -148,7 +148,8 @@ class _ReplayEstimator(BaseEstimator):
                 )
             made = cls(**{**saved["parameters"], **parameters})
             made.__setstate__({name: _unpacked(value) for name, value in saved["fitted"].items()})
-            made._check_loaded()
+            if isinstance(made, ClassifierMixin) and not np.array_equal(made.classes_, np.sort(made.learner_.labels)):
+                raise ValueError("its labels contradict each other")  # a forged file may say anything
         except HoldfastError:
             raise
         except checkpoint.NONSENSE as error:
@@ -156,9 +157,6 @@ class _ReplayEstimator(BaseEstimator):
         if made.learner_.buffer is not None:
             made.learner_.buffer.commit()
         return made
-
-    def _check_loaded(self) -> None:
-        """Raise a ValueError if parts of a saved estimator do not belong together. A forged file may say anything."""
 
     def export(self, path: Path | str, *, format: str | None = None) -> Exported:
         """Write the network to a file that runs without Holdfast, .onnx or .pt2; see `holdfast.export`."""
@@ -221,7 +219,7 @@ class _ReplayEstimator(BaseEstimator):
         """A loss or a regularizer, in the units in which the network should be judged."""
         return function
 
-    def _learn(self, x: Tensor, y: Tensor, weight: Tensor | None, epochs: int = 1) -> None:
+    def _learn(self, x: Tensor, y: Tensor, weight: Tensor | None, epochs: int) -> None:
         """Passes over the samples in random order. A sample of weight 0 is left out."""
         targets: Nested = y
         if weight is not None:
@@ -310,6 +308,9 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     which is that of their arrival), `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
     """
 
+    classes_: Array
+    output_classes_: Array
+
     def __init__(
         self,
         model: str | MakeNetwork = "mlp",
@@ -326,13 +327,7 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Start anew and learn from X (n, features) and labels y (n,) for `epochs` passes."""
-        x, labels = self._samples(X, y, first=True)
-        weight = self._label_weights(x, labels, sample_weight, first=True)
-        arrived = np.unique(labels)
-        self._begin(x, len(arrived), weighted=weight is not None)
-        self._name_outputs(arrived)
-        self._learn(x, _numbers(labels, arrived), weight, self._positive("epochs"))
-        return self
+        return self._continue(X, y, None, sample_weight, first=True, epochs=self._positive("epochs"))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -349,6 +344,20 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
                 "classes must be given on the first call to partial_fit: all labels that will ever come. "
                 'If they are not known, name the last nn.Linear with head=, for instance head="classifier".'
             )
+        if self.class_weight == "balanced":
+            raise UsageError("class_weight='balanced' needs all samples at once, as in fit. Give a weight by label.")
+        return self._continue(X, y, classes, sample_weight, first=first, epochs=1)
+
+    def _continue(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None,
+        given: ArrayLike | None,
+        *,
+        first: bool,
+        epochs: int,
+    ) -> Self:
         x, labels = self._samples(X, y, first=first)
         announced = np.unique(labels if classes is None else np.asarray(classes))
         if self.head is not None:
@@ -358,15 +367,14 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         else:
             arrived = announced if first else self.output_classes_
         numbers = _numbers(labels, arrived)
-        if self.class_weight == "balanced":
-            raise UsageError("class_weight='balanced' needs all samples at once, as in fit. Give a weight by label.")
-        weight = self._label_weights(x, labels, sample_weight, first=first)
+        weight = self._label_weights(x, labels, given, first=first)
         if first:
             self._begin(x, len(arrived), weighted=weight is not None)
         elif self.head is not None:
             self.learner_.grow(len(arrived))
-        self._name_outputs(arrived)
-        self._learn(x, numbers, weight)
+        self.output_classes_, self.classes_ = arrived, np.sort(arrived)
+        self.learner_.labels = arrived.tolist()
+        self._learn(x, numbers, weight, epochs)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
@@ -379,16 +387,8 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    def _check_loaded(self) -> None:
-        if not np.array_equal(self.classes_, np.sort(self.learner_.labels)):
-            raise ValueError("its labels contradict each other")
-
     def _served(self) -> tuple[nn.Module, dict[str, Any]]:
         return _Sorted(self.module_, self.output_classes_), {"classes": self.classes_.tolist()}
-
-    def _name_outputs(self, arrived: Array) -> None:
-        self.output_classes_, self.classes_ = arrived, np.sort(arrived)
-        self.learner_.labels = arrived.tolist()
 
     def _label_weights(self, x: Tensor, labels: Array, given: ArrayLike | None, *, first: bool) -> Tensor | None:
         """The weight of each sample times that of its class, (n,); None for an estimator without weights."""

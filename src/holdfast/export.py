@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as nesting
 
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.files import replacing
+from holdfast.files import replacing, telling
 from holdfast.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -172,15 +172,11 @@ def _onnx_file(program: ExportedProgram, x: Any, about: str) -> bytes:
 
 def _write(content: bytes, path: Path, kind: str, exercises: Sequence[Exercise]) -> Exported:
     """Write the file under another name, compare its outputs with the model's, and only then give it its own name."""
-    try:
-        with replacing(path) as scratch:
-            scratch.write_bytes(content)
-            answer = _torch_answers(scratch) if kind == "torch" else _onnx_answers(scratch)
-            difference = None if answer is None else _difference(answer, kind, exercises)
-    except OSError as error:
-        raise HoldfastError(
-            f"the model could not be written to {path}: {error.strerror or error}. Choose another place."
-        ) from error
+    what, advice = f"the model could not be written to {path}", "Choose another place."
+    with telling(HoldfastError, what, advice), replacing(path) as scratch:
+        scratch.write_bytes(content)
+        answer = _torch_answers(scratch) if kind == "torch" else _onnx_answers(scratch)
+        difference = None if answer is None else _difference(answer, kind, exercises)
     return Exported(path, kind, len(content), difference)
 
 

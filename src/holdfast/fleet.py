@@ -116,30 +116,23 @@ def run_fleet(
                 yield Outcome(config, None, error)
         for member in list(active):
             try:
-                news = _advance(member)
+                progress = member.step()
             except KeyboardInterrupt as stop:
                 if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
                     raise
                 active.remove(member)
                 stopped, exhausted = stop, True  # the other runs stop after their step, and no further run begins
                 continue
-            if isinstance(news, Outcome):
-                active.remove(member)
-                yield news
+            except StopIteration as end:
+                outcome = Outcome(member.config, end.value, None)
+            except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
+                outcome = Outcome(member.config, None, error)
             else:
                 wanted.stepped()
-                if on_step and on_step(news):
-                    active.remove(member)
-                    yield Outcome(member.config, None, None)
+                if not (on_step and on_step(progress)):
+                    continue
+                outcome = Outcome(member.config, None, None)
+            active.remove(member)
+            yield outcome
     if stopped:
         raise stopped
-
-
-def _advance(member: Member) -> Progress | Outcome:
-    """One step of a run; returns where it stands, or how it ended."""
-    try:
-        return member.step()
-    except StopIteration as end:
-        return Outcome(member.config, end.value, None)
-    except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
-        return Outcome(member.config, None, error)

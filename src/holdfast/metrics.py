@@ -23,24 +23,23 @@ def accuracy(matrix: Tensor) -> float:
 
 def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
     """How much better than untrained the network is on each next task before it trains on it, in points."""
-    if len(matrix) != matrix.shape[1]:
-        return float("nan")
-    return float((matrix.diagonal(1) - untrained[1:]).mean())
+    return float((matrix.diagonal(1) - untrained[1:]).mean()) if _is_square(matrix) else nan
 
 
 def backward_transfer(matrix: Tensor) -> float:
     """Change on each earlier task between learning it and the end, in points; negative is forgetting."""
-    if len(matrix) != matrix.shape[1]:
-        return float("nan")
-    return float((matrix[-1] - matrix.diagonal())[:-1].mean())
+    return float((matrix[-1] - matrix.diagonal())[:-1].mean()) if _is_square(matrix) else nan
 
 
 def forgetting(matrix: Tensor) -> float:
     """How far each earlier task fell from its best to the end, in points."""
-    if len(matrix) != matrix.shape[1]:
-        return float("nan")
     best = matrix.nan_to_num(nan=-1.0).amax(dim=0)
-    return float((best - matrix[-1])[:-1].mean())
+    return float((best - matrix[-1])[:-1].mean()) if _is_square(matrix) else nan
+
+
+def _is_square(matrix: Tensor) -> bool:
+    """False for a method that learns all tasks at once: its matrix has one row."""
+    return len(matrix) == matrix.shape[1]
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -31,17 +31,14 @@ def pure(function: Callable[P, R]) -> Callable[P, R]:
     >>> double(torch.tensor(3))
     tensor(6)
     """
-    compiled: list[Callable[..., Any]] = []
+    compiled = cache(lambda: torch.compile(function, dynamic=False))
 
     @wraps(function, updated=())  # a network is a function here, its weights are not attributes of this one
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # Inside another compiled function, PyTorch's compiler follows the plain one.
         if not _compiling.get() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        if not compiled:
-            compiled.append(torch.compile(function, dynamic=False))
-        result: R = compiled[0](*args, **kwargs)
-        return result
+        return compiled()(*args, **kwargs)
 
     return call
 

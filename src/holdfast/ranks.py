@@ -79,7 +79,7 @@ class Ranks:
         """Each rank does its own part in the block; then all of them continue, or all of them raise.
 
         They raise if one rank raised, if their actions differ, or if their forms differ. Do not wait for another rank
-        inside the block.
+        inside the block. The rank that failed raises its own error, the others one of its type that names the rank.
         """
         meeting, problem = Meeting(), None
         try:
@@ -90,7 +90,9 @@ class Ranks:
         numbers = [problem is not None, derive_seed(0, action), derive_seed(0, meeting.form), meeting.count]
         failed, actions, forms, counts = torch.stack(self._gather(torch.tensor(numbers))).T.tolist()
         if any(failed):
-            self._raise(failed.index(1), problem)
+            culprit = failed.index(1)
+            kind, _, message = self._texts(f"{type(problem).__name__}\n{problem}")[culprit].partition("\n")
+            raise problem or getattr(errors, kind, HoldfastError)(f"rank {culprit} failed: {message}")
         for what, hashes, text in (("what they do", actions, action), ("what they bring", forms, meeting.form)):
             if len(set(hashes)) > 1:
                 told = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(self._texts(text)))
@@ -173,14 +175,8 @@ class Ranks:
             ) from error
 
     def _texts(self, text: str) -> list[str]:
-        """Every rank's text."""
         rows = self.gather(torch.tensor(list(text.encode()), dtype=torch.uint8))
         return [bytes(row.tolist()).decode() for row in rows]
-
-    def _raise(self, culprit: int, problem: HoldfastError | None) -> None:
-        """Raise the rank's own error on the rank that failed, and on the others one of its type that names the rank."""
-        kind, _, message = self._texts(f"{type(problem).__name__}\n{problem}")[culprit].partition("\n")
-        raise problem or getattr(errors, kind, HoldfastError)(f"rank {culprit} failed: {message}")
 
 
 def to_device(index: Tensor, device: torch.device) -> Tensor:

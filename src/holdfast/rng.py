@@ -13,33 +13,17 @@ from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = [
-    "check_globally",
-    "derive_seed",
-    "generator",
-    "global_generators",
-    "global_state",
-    "own_generators",
-    "renew",
-    "restore",
-    "restore_globally",
-    "seeded_globally",
-    "swapped_globally",
-]
+__all__ = ["check_globally", "derive_seed", "generator", "global_generators", "global_state", "own_generators", "renew"]
+__all__ += ["restore", "restore_globally", "seeded_globally", "swapped_globally"]
 
 _REMEDY = "continue on the kind of device where it was saved."
 _turn = RLock()
 """Held by the thread that has swapped or seeded PyTorch's global generators: a process has one set of them."""
 
 
-def _forget_turn() -> None:
-    """In a forked process, a thread that held the lock is gone and will never release it."""
-    global _turn
-    _turn = RLock()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_turn)
+    # In a forked process, a thread that held the lock is gone and will never release it.
+    os.register_at_fork(after_in_child=lambda: globals().update(_turn=RLock()))
 
 
 def derive_seed(seed: int, name: str) -> int:

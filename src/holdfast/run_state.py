@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from holdfast.config import PROTOCOL, RunConfig
 from holdfast.engine import Engine
 from holdfast.errors import CheckpointError, TrainingError, UsageError
 from holdfast.rng import own_generators, restore, swapped_globally
-from holdfast.schema import validated
+from holdfast.schema import Count, validated
 
 __all__ = ["Checkpointer", "Clock", "Progress", "RunState", "on_stop_signals", "secluded"]
 
@@ -32,8 +32,6 @@ R = TypeVar("R")
 
 WATCHED = 50
 """Steps of a run that are watched for draws from PyTorch's global generators."""
-
-Count = Annotated[int, lambda value: value >= 0]
 
 
 @dataclass(kw_only=True)

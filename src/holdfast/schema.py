@@ -13,13 +13,18 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from holdfast.files import read_regular, replacing
 
-__all__ = ["parse_json", "read_json", "validated", "write_json"]
+__all__ = ["Count", "Percent", "Share", "parse_json", "read_json", "validated", "write_json"]
 
 MOST_BYTES = 64 << 20
 """A larger JSON file is none of ours."""
 
 PLAIN = {int, float, str, bool, NoneType}
 NUMBERS: dict[Any, set[type]] = {float: {float}, float | None: {float, NoneType}}
+
+Percent = Annotated[float, lambda value: 0 <= value <= 100]
+Share = Annotated[float, lambda value: 0 <= value <= 1 + 1e-9]
+"""Of 1; a sum of shares may be rounded up."""
+Count = Annotated[int, lambda value: value >= 0]
 
 LARGEST = 2**63
 """Whole numbers from here on fit into no tensor and no float."""
@@ -59,8 +64,10 @@ def validated(kind: Any, value: Any, where: str) -> Any:
     Annotated[kind, check] with a function that says whether a value is right.
     """
     origin, parts = get_origin(kind) or kind, get_args(kind)
-    if kind is Any or (origin is Annotated and parts[1](validated(parts[0], value, where))):
+    if kind is Any:
         return value
+    if origin is Annotated and parts[1](made := validated(parts[0], value, where)):
+        return made
     if origin in (Union, UnionType):
         return _one_of(parts, value, where)
     if origin is Literal and value in parts:

@@ -252,10 +252,8 @@ def _check_buffer(learner: Learner, config: RunConfig, offered: set[bytes], wher
         return
     stored = learner.buffer.stored
     _require(stored > 0, f"{where} the buffer is still empty.")
-    if config.buffer_size is not None:
-        _require(
-            stored <= config.buffer_size, f"{where} the buffer holds {stored} of at most {config.buffer_size} samples."
-        )
+    most = stored if config.buffer_size is None else config.buffer_size
+    _require(stored <= most, f"{where} the buffer holds {stored} of at most {most} samples.")
     found = learner.buffer.contents()
     whole = all(_identity(*sample) in offered for sample in zip(found.x, found.y, strict=True))
     _require(whole, f"{where} the buffer holds an input and label that were not observed together, as they came.")
@@ -324,10 +322,8 @@ def _check_views(benchmark: Benchmark, images: Tensor, where: str) -> None:
         before = images.clone()
         with _global_generator_untouched(where), _NeverWaits(where):
             shown = view(images)
-        expected = (len(images), *benchmark.shape)
-        _require(
-            tuple(shown.shape) == expected, f"{where} {part} views have shape {tuple(shown.shape)}, not {expected}."
-        )
+        shape, expected = tuple(shown.shape), (len(images), *benchmark.shape)
+        _require(shape == expected, f"{where} {part} views have shape {shape}, not {expected}.")
         _require(shown.dtype == torch.float32, f"{where} {part} views are {shown.dtype}, not float32.")
         _require(shown.isfinite().all(), f"{where} {part} views are not finite.")
         _require(torch.equal(images, before), f"{where} making {part} views changes the images.")
@@ -336,9 +332,8 @@ def _check_views(benchmark: Benchmark, images: Tensor, where: str) -> None:
 def _check_order(benchmark: Benchmark, count: int, batch_size: int, where: str) -> None:
     first, again = (list(benchmark.batches(count, batch_size, generator(0, "order"))) for _ in range(2))
     _require(first, f"{where} an epoch has no minibatches.")
-    _require(
-        all(0 < len(batch) <= batch_size for batch in first), f"{where} a minibatch is empty or over {batch_size}."
-    )
+    fitting = all(0 < len(batch) <= batch_size for batch in first)
+    _require(fitting, f"{where} a minibatch is empty or over {batch_size}.")
     indices = torch.cat(first)
     _require(torch.equal(indices, torch.cat(again)), f"{where} the order does not follow from its generator alone.")
     inside = bool(indices.min() >= 0 and indices.max() < count)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from holdfast.benchmarks import Benchmark, Task, make_benchmark, shuffled
+from holdfast.benchmarks.base import Benchmark, Task, make_benchmark, shuffled
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
 from holdfast.devices import choose_device, cpu_threads, own_stream, threads_for

@@ -30,7 +30,7 @@ from holdfast.learners import settings_for
 from holdfast.methods import LEARNERS
 from holdfast.registry import unknown_name
 from holdfast.sweep.grid import carry_out_all, local_runner
-from holdfast.sweep.leases import HEARTBEAT, Leases
+from holdfast.sweep.leases import Leases
 from holdfast.sweep.runner import Event, Job, Runner
 
 __all__ = ["Range", "Study", "Trial", "preset_text", "search_space", "tune", "with_values"]
@@ -232,7 +232,7 @@ class _Session:
         self.optuna = import_optuna()
         self._config, self._space, self._out, self._wanted = config, space, out, trials
         self._watch = watch or (lambda trial, fraction: None)
-        self._leases, self._renewed = Leases(out), time.monotonic()
+        self._leases = Leases(out)
         self._running: dict[RunConfig, tuple[Any, Trial]] = {}
         """Optuna's trials, and where they are."""
         self.failures: list[str] = []
@@ -298,9 +298,7 @@ class _Session:
 
     def emit(self, event: Event | None) -> bool | None:
         """Take the news of runs; True asks for one to be stopped."""
-        if time.monotonic() - self._renewed > HEARTBEAT:
-            self._renewed = time.monotonic()
-            self._leases.renew()
+        self._leases.renew()
         if event is None:
             return None
         if event.kind not in ("started", "moved"):

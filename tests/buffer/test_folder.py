@@ -676,6 +676,15 @@ def test_widened_logits_are_summed_anew(folder):
         make(folder)
 
 
+def test_a_folder_kept_before_there_were_checksums_with_a_file_cut_short(kept):
+    about, state = checkpoint.read(kept / "state.safetensors", "buffer")
+    del state["sums"]
+    checkpoint.write(kept / "state.safetensors", "buffer", state, about)
+    os.truncate(kept / "1-int64.rows", 33)
+    with pytest.raises(hf.StorageError, match=r"1-int64\.rows is damaged: it is too short"):
+        make(kept)
+
+
 def test_a_folder_kept_before_there_were_checksums(kept):
     about, state = checkpoint.read(kept / "state.safetensors", "buffer")
     del state["sums"]

@@ -6,6 +6,7 @@ The oracle is the ordinary reservoir of samples that are padded to `WIDTH`, and 
 import copy
 import gc
 import os
+import pickle
 import shutil
 
 import pytest
@@ -265,6 +266,19 @@ def test_a_minibatch_that_changed_after_room_was_reserved_is_stored_as_it_is():
     x += 1
     buffer.add(x, torch.zeros(2))
     assert buffer.contents().x.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_copy_made_while_a_minibatch_waits_goes_on_like_the_original(duplicate):
+    buffer, samples = make(), batch(range(4, 8))
+    offer((buffer,), 0, 4)
+    buffer.reserve(*samples)
+    twin = duplicate(buffer)
+    for each in (buffer, twin):
+        each.add(*samples)
+        offer((each,), 8, 20)
+    assert torch.equal(buffer.contents().y, twin.contents().y)
+    assert torch.equal(buffer.sample(5).y, twin.sample(5).y)
 
 
 def test_copies_of_a_step_that_failed_go_with_its_minibatch():

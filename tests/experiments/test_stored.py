@@ -12,7 +12,7 @@ from holdfast.analysis import Robustness
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.experiments import MEASURES, add_robustness, condensed, load_results, measure_robustness
-from holdfast.report import gather_analyses, write_report
+from holdfast.report import gather_analyses, render_report, write_report
 
 CONFIG = RunConfig.preset("seq-mnist", "mse", buffer_size=200, tasks=2)
 LOGITS = {
@@ -132,7 +132,7 @@ def test_names_that_are_no_text_are_spelled_out(out, store, tmp_path):
     found = load_results(out)
     names = sorted(path.name for path, _ in found.skipped)
     assert names == ["\\x1b[31mred.json", "caf\\udce9.json"]
-    assert "caf" in write_report(found, tmp_path / "report.html").read_text("utf-8")
+    assert "caf" in write_report(render_report(found), tmp_path / "report.html").read_text("utf-8")
 
 
 def test_damaged_logits_are_skipped_and_named(out, store):

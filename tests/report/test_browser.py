@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.report import gather, write_report
+from holdfast.report import gather, render_report, write_report
 from holdfast.results import save
 
 from .browser import Browser, chromium
@@ -25,7 +25,7 @@ def page(tmp_path_factory):
     elsewhere = paper_run("barlow", 88.0, benchmark="rot-mnist")
     for result in (*PAPER, elsewhere, run("er", 80.0), run("l2", 85.0), run(nasty, 70.0, benchmark=nasty)):
         save(result, folder / "runs")
-    return write_report(gather([folder / "runs"]), folder / "report.html")
+    return write_report(render_report(gather([folder / "runs"])), folder / "report.html")
 
 
 @pytest.fixture(scope="module")

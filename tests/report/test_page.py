@@ -325,7 +325,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 def test_the_page_is_written_whole(stored, tmp_path):
-    path = write_report(stored(*PAPER), tmp_path / "deep" / "report.html")
+    path = write_report(render_report(stored(*PAPER)), tmp_path / "deep" / "report.html")
     assert path.read_text().endswith("</html>\n") or path.read_text().endswith("</html>")
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
     assert path.stat().st_size < 500_000
@@ -342,9 +342,9 @@ def test_figures_are_written_with_their_numbers(stored, tmp_path):
 
 
 def test_a_full_page_leaves_figures_out_and_says_so(stored, monkeypatch):
-    from holdfast.report import gallery
+    from holdfast.report import page
 
-    monkeypatch.setattr(gallery, "FIGURES_BUDGET", 1_000)
+    monkeypatch.setattr(page, "FIGURES_BUDGET", 1_000)
     parsed = Page(render_report(stored(run("er", 80.0), run("l2", 85.0))))
     assert len(parsed.all("svg")) == 1
     assert "1 more figures are left out" in parsed.all("section", id="other")[0]["text"]
@@ -395,6 +395,6 @@ def test_a_thousand_results_are_quick_and_small(tmp_path):
         tasks = config.tasks or 5
         save(make(config, square(40 + number % 50, 1 if config.method == "joint" else tasks)), tmp_path / "many")
     begin = time.perf_counter()
-    path = write_report(gather([tmp_path / "many"]), tmp_path / "report.html")
+    path = write_report(render_report(gather([tmp_path / "many"])), tmp_path / "report.html")
     assert time.perf_counter() - begin < 20
     assert path.stat().st_size < 5_000_000

@@ -23,29 +23,7 @@ from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import CorruptedImages, PublishedCorruptions, Robustness, robustness
 from holdfast.analysis.transfer import Estimate, Transfer, transfer
 
-__all__ = [
-    "BENCHMARK_CORRUPTIONS",
-    "CATEGORIES",
-    "CORRUPTIONS",
-    "EXTRA_CORRUPTIONS",
-    "SEVERITIES",
-    "Calibration",
-    "CorruptedImages",
-    "Corruption",
-    "Estimate",
-    "Gains",
-    "PublishedCorruptions",
-    "Recency",
-    "Robustness",
-    "Scores",
-    "Transfer",
-    "calibration",
-    "contact_sheet",
-    "corrupt",
-    "corruption",
-    "gains",
-    "overview",
-    "recency",
-    "robustness",
-    "transfer",
-]
+__all__ = ["BENCHMARK_CORRUPTIONS", "CATEGORIES", "CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES"]
+__all__ += ["Calibration", "CorruptedImages", "Corruption", "Estimate", "Gains", "PublishedCorruptions"]
+__all__ += ["Recency", "Robustness", "Scores", "Transfer", "calibration", "contact_sheet", "corrupt"]
+__all__ += ["corruption", "gains", "overview", "recency", "robustness", "transfer"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
+from holdfast.schema import Count, Percent, Share
 
 __all__ = ["Calibration", "calibration", "check_labels", "check_logits", "pool_calibrations"]
 
@@ -21,11 +22,11 @@ class Calibration:
     without samples. Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins); the last one includes 1.
     """
 
-    ece: float
-    mce: float
-    confidence: list[float]
-    accuracy: list[float]
-    count: list[int]
+    ece: Percent
+    mce: Percent
+    confidence: list[Share]
+    accuracy: list[Share]
+    count: list[Count]
     bins: int
 
 

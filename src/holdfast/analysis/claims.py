@@ -138,7 +138,8 @@ def _gain_grows_with_fewer_samples(means: Means) -> Iterator[Check]:
         if few == many or not common or REFERENCE not in means[few] or REFERENCE not in means[many]:
             continue
         small, large = (
-            fmean(relative_gain(means[at][method], means[at][REFERENCE]) for method in common) for at in (few, many)
+            fmean(relative_gain("accuracy", means[at][method], means[at][REFERENCE]) for method in common)
+            for at in (few, many)
         )
         numbers = f"gain {small:+.1f} % with {few.buffer_size} samples, {large:+.1f} % with {many.buffer_size}"
         yield Check(f"{benchmark}, {len(common)} regularizers", numbers, small > large)

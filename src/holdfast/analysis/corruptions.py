@@ -29,18 +29,8 @@ from holdfast.analysis import filters
 from holdfast.errors import UsageError
 from holdfast.registry import Registry
 
-__all__ = [
-    "BENCHMARK_CORRUPTIONS",
-    "CATEGORIES",
-    "CORRUPTIONS",
-    "EXTRA_CORRUPTIONS",
-    "SEVERITIES",
-    "Category",
-    "Corruption",
-    "contact_sheet",
-    "corrupt",
-    "corruption",
-]
+__all__ = ["BENCHMARK_CORRUPTIONS", "CATEGORIES", "CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES"]
+__all__ += ["Category", "Corruption", "contact_sheet", "corrupt", "corruption"]
 
 Category = Literal["noise", "blur", "weather", "digital", "extra"]
 CATEGORIES: tuple[Category, ...] = ("noise", "blur", "weather", "digital", "extra")

@@ -15,21 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-__all__ = [
-    "Border",
-    "box_matrix",
-    "convolve",
-    "disk_kernel",
-    "gaussian_blur",
-    "gaussian_matrix",
-    "motion_blur",
-    "plasma",
-    "separable",
-    "take",
-    "uniform",
-    "warp",
-    "zoom_matrix",
-]
+__all__ = ["Border", "box_matrix", "convolve", "disk_kernel", "gaussian_blur", "gaussian_matrix"]
+__all__ += ["motion_blur", "plasma", "separable", "take", "uniform", "warp", "zoom_matrix"]
 
 Border = Literal["nearest", "reflect", "mirror"]
 """What lies outside an image a b c: a a|a b c|c c (nearest), b a|a b c|c b (reflect), c b|a b c|b a (mirror)."""

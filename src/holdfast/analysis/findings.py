@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from holdfast.analysis.calibration import Calibration, pool_calibrations
 from holdfast.analysis.claims import REFERENCE, Claim, Place, check_claims
@@ -14,7 +14,7 @@ from holdfast.analysis.overview import Scores, overview
 from holdfast.analysis.recency import Recency, mean_recency
 from holdfast.analysis.robustness import Robustness, mean_robustness
 from holdfast.analysis.runs import RunAnalysis
-from holdfast.analysis.transfer import Bootstrap, Estimate, Transfer, transfer
+from holdfast.analysis.transfer import Estimate, PercentEstimate, Transfer, bootstrap, transfer
 from holdfast.config import RunConfig
 from holdfast.errors import DataError, UsageError
 from holdfast.methods import needs_buffer
@@ -33,11 +33,11 @@ class Summary:
     label: str
     config: RunConfig
     seeds: tuple[int, ...]
-    accuracy: Estimate
-    ece: Estimate | None
-    mce: Estimate | None
-    recency_gap: Estimate | None
-    mra: Estimate | None
+    accuracy: PercentEstimate
+    ece: PercentEstimate | None
+    mce: PercentEstimate | None
+    recency_gap: Annotated[Estimate, lambda estimate: estimate.lies(-1, 1)] | None
+    mra: PercentEstimate | None
     transfer: Transfer
     calibration: Calibration | None
     recency: Recency | None
@@ -50,11 +50,8 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        shown = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "config"}
-        plain = {
-            name: value if value is None or name in ("label", "seeds") else asdict(value)
-            for name, value in shown.items()
-        }
+        plain = asdict(self)
+        del plain["config"]
         return {**plain, "method": self.method, "config": {**self.config.to_dict(), "seed": None}}
 
 
@@ -141,19 +138,15 @@ def summarize(label: str, runs: Sequence[RunAnalysis]) -> Summary:
         config=config,
         seeds=tuple(run.config.seed for run in runs),
         accuracy=transferred.accuracy,
-        ece=_estimate([one.ece for one in calibrations]),
-        mce=_estimate([one.mce for one in calibrations]),
-        recency_gap=_estimate([one.gap for one in recencies]),
-        mra=_estimate([one.mra for one in robust if one.mra is not None]),
+        ece=bootstrap([one.ece for one in calibrations]),
+        mce=bootstrap([one.mce for one in calibrations]),
+        recency_gap=bootstrap([one.gap for one in recencies]),
+        mra=bootstrap([one.mra for one in robust if one.mra is not None]),
         transfer=transferred,
         calibration=pool_calibrations(calibrations) if calibrations else None,
         recency=mean_recency(recencies) if recencies else None,
         robustness=mean_robustness(robust) if robust else None,
     )
-
-
-def _estimate(values: Sequence[float]) -> Estimate | None:
-    return Bootstrap(len(values))(values) if values else None
 
 
 def _transfer(runs: Sequence[RunAnalysis]) -> Transfer:

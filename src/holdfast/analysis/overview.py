@@ -48,9 +48,9 @@ def gains(method: Scores, reference: Scores) -> Gains:
     """
     gaps = method.recency_gap, reference.recency_gap
     return Gains(
-        accuracy=_relative("accuracy", method.accuracy, reference.accuracy),
-        recency=None if None in gaps else _relative("1 - recency gap", *(1 - (gap or 0.0) for gap in gaps)),
-        calibration=_relative("100 - ECE", 100 - method.ece, 100 - reference.ece),
+        accuracy=relative_gain("accuracy", method.accuracy, reference.accuracy),
+        recency=None if None in gaps else relative_gain("1 - recency gap", *(1 - (gap or 0.0) for gap in gaps)),
+        calibration=relative_gain("100 - ECE", 100 - method.ece, 100 - reference.ece),
     )
 
 
@@ -61,14 +61,10 @@ def overview(scores: Mapping[str, Scores], reference: str = "er") -> dict[str, G
     return {name: gains(score, scores[reference]) for name, score in scores.items() if name != reference}
 
 
-def relative_gain(value: float, reference: float) -> float:
-    """How much larger `value` is than a `reference` above 0, in percent of the reference."""
-    return 100 * (value - reference) / reference
-
-
-def _relative(quantity: str, method: float, reference: float) -> float:
+def relative_gain(quantity: str, method: float, reference: float) -> float:
+    """How much larger a quantity is than that of the reference, which must be above 0, in percent of the reference."""
     if not (isfinite(method) and isfinite(reference)):
         raise UsageError(f"{quantity} must be a finite number to be compared, got {method} against {reference}.")
     if reference <= 0:
         raise UsageError(f"the reference's {quantity} is {reference:g}; a relative gain needs it above 0.")
-    return relative_gain(method, reference)
+    return 100 * (method - reference) / reference

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from holdfast.analysis.calibration import check_logits
 from holdfast.errors import UsageError
+from holdfast.schema import Share
 
 __all__ = ["Recency", "mean_recency", "recency"]
 
@@ -24,9 +26,9 @@ class Recency:
     share of the samples whose predicted class belongs to the task.
     """
 
-    task_probabilities: list[float]
-    gap: float
-    prediction_shares: list[float]
+    task_probabilities: list[Share]
+    gap: Annotated[float, lambda value: -1 <= value <= 1]
+    prediction_shares: list[Share]
 
 
 def recency(logits: Tensor, task_classes: Sequence[Sequence[int]]) -> Recency:

@@ -16,6 +16,7 @@ from holdfast.analysis.calibration import check_labels, check_logits
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
 from holdfast.data.cifar10c import PublishedCorruptions
 from holdfast.errors import UsageError
+from holdfast.schema import Percent
 
 __all__ = ["CorruptedImages", "PublishedCorruptions", "Robustness", "mean_robustness", "robustness"]
 
@@ -35,11 +36,11 @@ class Robustness:
 
     source: Literal["published", "generated"]
     severities: tuple[int, ...]
-    clean: float
-    accuracy: dict[str, list[float]]
-    per_corruption: dict[str, float]
-    per_category: dict[str, float]
-    mra: float | None
+    clean: Percent
+    accuracy: dict[str, list[Percent]]
+    per_corruption: dict[str, Percent]
+    per_category: dict[str, Percent]
+    mra: Percent | None
 
 
 class CorruptedImages:

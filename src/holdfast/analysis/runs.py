@@ -25,15 +25,7 @@ from holdfast.learners import LEARNERS, Learner
 from holdfast.results import RunResult
 from holdfast.training import build_model
 
-__all__ = [
-    "RunAnalysis",
-    "analyze_run",
-    "exam_images",
-    "final_model",
-    "find_runs",
-    "rerun_command",
-    "with_robustness",
-]
+__all__ = ["RunAnalysis", "analyze_run", "exam_images", "final_model", "find_runs", "rerun_command", "with_robustness"]
 
 
 @dataclass(frozen=True)
@@ -85,27 +77,21 @@ def analyze_run(folder: Path, *, bins: int = 15) -> RunAnalysis:
         note = f"{folder} has no logits: no calibration, no recency. To get them: {again}"
         return RunAnalysis(folder, result, None, None, notes=(note,))
     try:
-        return RunAnalysis(folder, result, *_analyze(_test_sets(logits), bins))
+        return RunAnalysis(folder, result, *_analyze(logits, bins))
     except (UsageError, RuntimeError) as error:
         raise DataError(f"{folder / results.LOGITS} ({result.config.title}): {error}") from error
 
 
-def _test_sets(stored: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Logits (N, classes) and labels (N,) of each test set, in the order of tasks."""
-    tasks = range(max(1, len(stored) // 2))
-    names = {f"{kind}.{task}" for task in tasks for kind in ("logits", "labels")}
-    if names != set(stored):
-        raise UsageError(f"expected tensors {', '.join(sorted(names))}, found {', '.join(sorted(stored))}.")
-    return [(stored[f"logits.{task}"], stored[f"labels.{task}"]) for task in tasks]
-
-
-def _analyze(tests: Sequence[tuple[Tensor, Tensor]], bins: int) -> tuple[Calibration, Recency | None]:
+def _analyze(stored: Mapping[str, Tensor], bins: int) -> tuple[Calibration, Recency | None]:
     """Calibration over all test sets, and recency if there are several tasks and each has classes of its own."""
-    logits, labels = (torch.cat(parts) for parts in zip(*tests, strict=True))
-    calibrated = calibration(logits, labels, bins)
-    classes: list[list[int]] = [torch.unique(own).tolist() for _, own in tests]
+    names = [(f"logits.{task}", f"labels.{task}") for task in range(max(1, len(stored) // 2))]
+    expected = {name for pair in names for name in pair}
+    if expected != set(stored):
+        raise UsageError(f"expected tensors {', '.join(sorted(expected))}, found {', '.join(sorted(stored))}.")
+    logits, labels = (torch.cat([stored[name] for name in column]) for column in zip(*names, strict=True))
+    classes: list[list[int]] = [torch.unique(stored[name]).tolist() for _, name in names]
     disjoint = sum(map(len, classes)) == len(torch.unique(labels))
-    return calibrated, recency(logits, classes) if disjoint and len(classes) > 1 else None
+    return calibration(logits, labels, bins), recency(logits, classes) if disjoint and len(classes) > 1 else None
 
 
 def rerun_command(config: RunConfig, folder: Path) -> str:
@@ -129,8 +115,7 @@ def exam_images(config: RunConfig, root: Path) -> ImageSet:
     benchmark = make_benchmark(config, root)
     if benchmark.corruptible is not None:
         return benchmark.corruptible
-    tests = [task.test for task in benchmark.tasks]
-    return ImageSet(torch.cat([test.images for test in tests]), torch.cat([test.labels for test in tests]))
+    return ImageSet.joined(task.test for task in benchmark.tasks)
 
 
 def with_robustness(
@@ -160,7 +145,7 @@ def with_robustness(
             found.append(replace(run, notes=(*run.notes, note)))
             continue
         model, benchmark = final_model(run.folder, run.config, results.read_weights(run.folder), root)
-        classify = partial(_classify, model.to(device), benchmark, run.config.precision)
+        classify = partial(predict, model.to(device), view=benchmark.normalize, precision=run.config.precision)
         images, labels = exam_images(run.config, root)
         grey = images.ndim == 4 and images.shape[1] == 1
 
@@ -182,10 +167,6 @@ def with_robustness(
         )
         found.append(replace(run, robustness=evaluated))
     return found
-
-
-def _classify(model: nn.Module, benchmark: Benchmark, precision: str, images: Tensor) -> Tensor:
-    return predict(model, images, benchmark.normalize, precision)
 
 
 def final_model(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import isnan, nan
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import metrics
 from holdfast.errors import UsageError
 
-__all__ = ["Bootstrap", "Estimate", "Transfer", "transfer"]
+__all__ = ["Estimate", "PercentEstimate", "Transfer", "bootstrap", "transfer"]
 
 _Accuracies = Sequence[float | None]
 """Percentages; None or NaN where there is none."""
@@ -29,6 +31,16 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def lies(self, least: float, most: float) -> bool:
+        """Whether the mean is inside its interval, and both are inside these bounds; rounding does not count."""
+        low, high = (self.mean if bound is None else bound for bound in (self.low, self.high))
+        both = (self.low is None) == (self.high is None)
+        return both and least <= low <= self.mean + 1e-9 and self.mean - 1e-9 <= high <= most
+
+
+PercentEstimate = Annotated[Estimate, lambda estimate: estimate.lies(0, 100)]
+PointsEstimate = Annotated[Estimate, lambda estimate: estimate.lies(-100, 100)]
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -41,11 +53,11 @@ class Transfer:
 
     seeds: int
     level: float
-    curves: list[list[Estimate | None]]
-    accuracy: Estimate | None
-    forward_transfer: Estimate | None
-    backward_transfer: Estimate | None
-    forgetting: Estimate | None
+    curves: list[list[PercentEstimate | None]]
+    accuracy: PercentEstimate | None
+    forward_transfer: PointsEstimate | None
+    backward_transfer: PointsEstimate | None
+    forgetting: PointsEstimate | None
 
 
 def transfer(
@@ -77,36 +89,35 @@ def transfer(
     tables = _percentages(matrices, (seeds, tasks, tasks), expected)
     expected = f"baselines must be one row of {tasks} accuracies per seed ({seeds})"
     untrained = _percentages(baselines or [[nan] * tasks] * seeds, (seeds, tasks), expected)
-    bootstrap = Bootstrap(seeds, level, resamples, seed)
+    estimate = partial(bootstrap, level=level, resamples=resamples, seed=seed)
 
     return Transfer(
         seeds=seeds,
         level=level,
-        curves=[[bootstrap(tables[:, after, task].tolist()) for after in range(tasks)] for task in range(tasks)],
-        accuracy=bootstrap([metrics.accuracy(table) for table in tables]),
-        forward_transfer=bootstrap([metrics.forward_transfer(*pair) for pair in zip(tables, untrained, strict=True)]),
-        backward_transfer=bootstrap([metrics.backward_transfer(table) for table in tables]),
-        forgetting=bootstrap([metrics.forgetting(table) for table in tables]),
+        curves=[[estimate(tables[:, after, task].tolist()) for after in range(tasks)] for task in range(tasks)],
+        accuracy=estimate([metrics.accuracy(table) for table in tables]),
+        forward_transfer=estimate([metrics.forward_transfer(*pair) for pair in zip(tables, untrained, strict=True)]),
+        backward_transfer=estimate([metrics.backward_transfer(table) for table in tables]),
+        forgetting=estimate([metrics.forgetting(table) for table in tables]),
     )
 
 
-class Bootstrap:
-    """Values, one per seed -> their mean and its percentile interval, with the same resamples every time."""
+def bootstrap(values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Estimate | None:
+    """The mean of values, one per seed, and its percentile interval; None if there are none or one is missing (NaN)."""
+    if not values or any(isnan(value) for value in values):
+        return None
+    if len(values) == 1:
+        return Estimate(values[0], None, None)
+    means = _resamples(len(values), resamples, seed) @ np.asarray(values)
+    low, high = np.quantile(means, ((1 - level) / 2, (1 + level) / 2))
+    return Estimate(fmean(values), float(low), float(high))
 
-    def __init__(self, seeds: int, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> None:
-        # A resampled mean depends only on how often each seed is drawn: row r has the weights of resample r.
-        counts = np.random.default_rng(seed).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-        self.weights = counts / seeds
-        self.bounds = ((1 - level) / 2, (1 + level) / 2)
 
-    def __call__(self, values: Sequence[float]) -> Estimate | None:
-        """The estimate, or None if a value is missing (NaN)."""
-        if any(isnan(value) for value in values):
-            return None
-        if len(values) == 1:
-            return Estimate(values[0], None, None)
-        low, high = np.quantile(self.weights @ np.asarray(values), self.bounds)
-        return Estimate(fmean(values), float(low), float(high))
+@lru_cache(maxsize=8)
+def _resamples(seeds: int, count: int, seed: int) -> NDArray[np.float64]:
+    """(count, seeds): row r has the weights of resample r, whose mean depends only on how often each seed is drawn."""
+    drawn: NDArray[np.int64] = np.random.default_rng(seed).multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
+    return drawn / seeds
 
 
 def _percentages(values: Sequence[Any], shape: tuple[int, ...], expected: str) -> Tensor:

@@ -136,16 +136,12 @@ def _with_fewer(task: Task, limit: int) -> Task:
 
 def _validated(task: Task, share: float) -> Task:
     """The task without a share of its training samples, which become its test set; the same ones for all seeds."""
-
-    def split() -> tuple[ImageSet, ImageSet]:
-        full = task.train()
-        order = torch.randperm(len(full.labels), generator=generator(0, "validation")).to(full.labels.device)
-        count = round(share * len(order))
-        return full.select(order[count:].sort().values), full.select(order[:count])
-
-    train, test = split()
-    if not len(test.labels):
+    full = task.train()
+    order = torch.randperm(len(full.labels), generator=generator(0, "validation")).to(full.labels.device)
+    count = round(share * len(order))
+    test, train = order[:count], order[count:].sort().values
+    if not len(test):
         raise UsageError(f"a validation share of {share} takes no sample of a task; choose a larger one.")
-    if not len(train.labels):
+    if not len(train):
         raise UsageError(f"a validation share of {share} leaves no sample of a task to train on; choose a smaller one.")
-    return replace(task, train=lambda: split()[0], test=test)
+    return replace(task, train=lambda: task.train().select(train), test=full.select(test))

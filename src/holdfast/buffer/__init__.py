@@ -1,7 +1,7 @@
 """Which samples are stored (`reservoir`, `balanced`, `sharded`), and where (`memory`, `folder`, `ragged`)."""
 
 from holdfast.buffer.balanced import BalancedReservoir
-from holdfast.buffer.base import Draw, Placement, Storage
+from holdfast.buffer.base import Draw, Placement, Plan, Storage
 from holdfast.buffer.reservoir import Reservoir, distinct, place, window
 from holdfast.buffer.sharded import ShardedReservoir
 
@@ -9,6 +9,7 @@ __all__ = [
     "BalancedReservoir",
     "Draw",
     "Placement",
+    "Plan",
     "Reservoir",
     "ShardedReservoir",
     "Storage",

@@ -82,6 +82,9 @@ class BalancedReservoir(Reservoir):
             raise UsageError("a balanced buffer needs labels, one whole number for each sample.")
         super().check(x, y)
 
+    def plan(self, x: Nested, y: Nested) -> None:
+        """Nothing: to find the slots is to take them."""
+
     def slots_for(self, uniforms: Tensor, y: Nested) -> Tensor:
         """The slot of each offered sample."""
         slots, keys, labels = place_balanced(uniforms, y, self.keys, self.labels)

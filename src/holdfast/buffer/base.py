@@ -14,7 +14,7 @@ from holdfast.buffer.layout import Layout
 from holdfast.errors import UsageError
 from holdfast.nested import Nested
 
-__all__ = ["Draw", "Placement", "Storage"]
+__all__ = ["Draw", "Placement", "Plan", "Storage"]
 
 Placement = Callable[[Tensor, Tensor, int], Tensor]
 """A pure function (uniforms, samples seen before, capacity) -> the slot of each offered sample. See `place`."""
@@ -26,6 +26,25 @@ class Draw(NamedTuple):
     x: Nested
     y: Nested
     logits: Nested | None
+
+
+class Plan(NamedTuple):
+    """Where samples will go that are offered next. It holds until something is drawn or stored."""
+
+    offered: int
+    """How many samples there are."""
+    rows: Tensor
+    """Which of them will be stored, int64 on the host."""
+    slots: Tensor
+    """The slot of each of those, int64 on the host."""
+    lengths: list[int] | None
+    """How many positions each of those has, where samples differ in length."""
+    filled: int
+    """How many holes they fill."""
+    before: tuple[int, int]
+    """What the buffer had counted when the plan was made: samples offered, and holes."""
+    generator: Tensor
+    """The state that its generator had."""
 
 
 class Storage(ABC):
@@ -45,8 +64,11 @@ class Storage(ABC):
         """Expect samples with such columns. Nothing changes if they are the columns already."""
 
     @abstractmethod
-    def reserve(self, parts: Sequence[Tensor]) -> None:
-        """Take the room for these samples, so that `write` cannot fail; `parts` has one tensor for each column."""
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
+        """Take the room for these samples, so that `write` cannot fail; `parts` has one tensor for each column.
+
+        `lengths` are those of samples that differ in length, if known.
+        """
 
     @abstractmethod
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:

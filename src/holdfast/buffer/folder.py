@@ -112,7 +112,7 @@ class Folder(OwnedFolder):
             with self._access():
                 self._use(layout, self._open(layout))
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         needed = len(self._referenced) + max(0, self._announce(parts) - len(self._free))
         if needed > self._reserved:
             with self._access():
@@ -188,11 +188,11 @@ class Folder(OwnedFolder):
             known = rows.min() >= 0 and rows.max() < len(self._stamps) and len(numpy.unique(rows)) == len(rows)
             if not known or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
                 raise self._unknown(state)
-            sums = state["sums"].numpy(force=True) if "sums" in state else ()
+            sums = _sums(state, files)
             stated = [rows.tobytes(), stamps.tobytes(), *(each.tobytes() for each in sums)]
             if stated == self._verified:
                 return  # opening a folder and loading its checkpoint check the same state three times
-            for file, expected in zip(files, sums, strict="sums" in state):
+            for file, expected in zip(files, sums, strict=True):
                 wrong = int((file.checksums(rows) != expected).sum())
                 if wrong:
                     raise damaged(file.path, wrong, len(rows))
@@ -212,7 +212,7 @@ class Folder(OwnedFolder):
         rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
         with self._access():
             files = self._open(layout)
-            sums = state["sums"].numpy(force=True) if "sums" in state else [file.checksums(rows) for file in files]
+            sums = _sums(state, files)
         self._use(layout, files)
         self._row[:] = -1
         self._row[: len(rows)], self._stamp[: len(rows)], self._sums[:, : len(rows)] = rows, stamps, sums
@@ -264,12 +264,19 @@ class Folder(OwnedFolder):
         return rows
 
     def _add_rows(self, count: int) -> None:
-        """Let there be so many free rows more, if `count` is not negative."""
-        known = len(self._referenced)
-        self._free += range(known, known + count)
-        self._referenced = numpy.append(self._referenced, numpy.zeros(max(0, count), bool))
+        """Let there be so many free rows more, none if `count` is negative."""
+        if count > 0:
+            self._free += range(len(self._referenced), len(self._referenced) + count)
+            self._referenced = numpy.append(self._referenced, numpy.zeros(count, bool))
 
     def _find_free(self) -> None:
         idle = ~self._referenced
         idle[self._row[self._row >= 0]] = False
         self._free = idle.nonzero()[0].tolist()
+
+
+def _sums(state: dict[str, Any], files: Sequence[RowFile]) -> Sequence[Array]:
+    """The checksums of a state's rows, for every column. Early versions wrote none: then those of the files."""
+    if "sums" in state:
+        return list(state["sums"].numpy(force=True))
+    return [file.checksums(state["rows"].numpy(force=True)) for file in files]

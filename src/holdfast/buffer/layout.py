@@ -130,8 +130,7 @@ def check_schema(state: Any) -> None:
     """Raise unless `state` is of the kind that `state_dict` of a buffer returns. It may come from anyone's file."""
     if not isinstance(state, dict):
         raise _wrong(f"it is a {type(state).__name__}, not a dict")
-    kinds = FIELDS | _own_fields(state)
-    for key, kind in (kinds | OPTIONAL).items():
+    for key, kind in (FIELDS | _own_fields(state) | OPTIONAL).items():
         if key not in state and key not in OPTIONAL:
             raise _wrong(f"{key!r} is missing")
         if key in state:

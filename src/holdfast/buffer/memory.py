@@ -33,7 +33,7 @@ class Memory(Storage):
             self.columns = [torch.zeros((rows, *shape), dtype=dtype, device=self.home) for shape, dtype in columns]
         self.layout = layout
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         """Nothing: `make` has taken all the memory."""
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:

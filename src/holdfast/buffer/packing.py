@@ -13,7 +13,7 @@ from holdfast.buffer.layout import Column, Layout, is_answer, layout_of
 from holdfast.errors import UsageError
 from holdfast.nested import fills_of, pad_to
 
-__all__ = ["Packing", "bytes_of", "check_lengths", "pack", "ragged_state", "unpack"]
+__all__ = ["Packing", "bytes_of", "check_lengths", "pack", "unpack"]
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
@@ -64,8 +64,7 @@ class Packing:
 
     `layout` has their columns, `padding` names those that vary in length, see `fills_of`. Samples are bytes here,
     each a tensor (size,) uint8. `split` and `stack` are the way from padded tensors, (B, longest, ...), and back;
-    `divide` and `join` that from columns, where all positions of all samples come one after the other,
-    (positions, ...), and back.
+    `divide` and `join` that from columns, where all positions of all samples come one after the other, and back.
     """
 
     def __init__(self, layout: Layout, padding: Mapping[str, float]) -> None:
@@ -104,12 +103,15 @@ class Packing:
             for name, part in zip(self.names, parts, strict=True)
         ]
 
-    def split(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Padded tensors as the bytes of each sample, in memory of its own. Waits for the device."""
+    def split(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """Padded tensors as the bytes of each sample, in memory of its own.
+
+        Waits for the device, unless the samples' `lengths` are known.
+        """
         return [
             torch.cat([bytes_of(part[row, :length] if name in self.fills else part[row]) for name, part in named])
             for named in [list(zip(self.names, parts, strict=True))]
-            for row, length in enumerate(self.lengths(parts).tolist())
+            for row, length in enumerate(self.lengths(parts).tolist() if lengths is None else lengths)
         ]
 
     def stack(self, samples: Sequence[Tensor]) -> list[Tensor]:
@@ -140,6 +142,12 @@ class Packing:
             columns.append(flat.view(dtype).view(rows, *shape))
         return columns, lengths
 
+    def state(self, samples: Sequence[Tensor]) -> dict[str, Any]:
+        """The fields of a saved state that hold these samples; all are empty if there are none."""
+        columns, lengths = self.join(samples) if samples else ([], [])
+        fills = self.fills if samples else {}
+        return {"columns": columns, "lengths": torch.tensor(lengths, dtype=torch.int64), "padding": fills}
+
     def _pieces(self, samples: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The bytes of each tensor of each sample."""
         return [torch.split(sample, self._sizes(self.length(len(sample)))) for sample in samples]
@@ -148,9 +156,3 @@ class Packing:
         """The bytes of each tensor of a sample of so many positions."""
         named = zip(self.names, self._columns, strict=True)
         return [column.size * (length if name in self.fills else 1) for name, column in named]
-
-
-def ragged_state(columns: list[Tensor], lengths: Sequence[int], packing: Packing) -> dict[str, Any]:
-    """The fields of a saved state that hold samples of different length; all are empty if there are none."""
-    fills = packing.fills if columns else {}
-    return {"columns": columns, "lengths": torch.tensor(lengths, dtype=torch.int64), "padding": fills}

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from holdfast.buffer.base import Storage
 from holdfast.buffer.layout import Column, Layout, affordable, layout_of_state, unaffordable
 from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, checksums, damaged, preallocate, write_at
-from holdfast.buffer.packing import Packing, ragged_state
+from holdfast.buffer.packing import Packing
 from holdfast.errors import StorageError
 from holdfast.files import flush
 
@@ -41,6 +42,13 @@ class RaggedMemory(Storage):
         self._copies: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         """The samples of minibatches that are still to be written, and the tensors they were copied from."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the copies: nobody offers the very tensors of this process to a copy or a pickle of it."""
+        return {name: value for name, value in vars(self).items() if name != "_copies"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _copies=WeakTensorKeyDictionary())
+
     def _put(self, contents: Sequence[Tensor]) -> list[Any]:
         """Store the bytes of samples; returns what `_samples` has of them."""
         return list(contents)
@@ -53,11 +61,11 @@ class RaggedMemory(Storage):
         if layout != self.layout:
             self._use(layout, {})
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         """Copy the samples now, so that `write` cannot fail; before the first of them, look for room for all slots."""
         copies = self._copied(parts)
         if copies is None:
-            copies = self._bytes_of(parts)
+            copies = self._bytes_of(parts, lengths)
         if not self._samples:
             _check_room(self.capacity * max(map(len, copies), default=0), self.home)
         self._copies[parts[0]] = [(weakref.ref(part), _version(part)) for part in parts], copies
@@ -85,8 +93,7 @@ class RaggedMemory(Storage):
 
     def state(self, count: int) -> dict[str, Any]:
         """The columns without padding, on the host."""
-        samples = [self._samples[slot] for slot in range(count)]
-        return ragged_state(*(self._packing.join(samples) if count else ([], [])), self._packing)
+        return self._packing.state([self._samples[slot] for slot in range(count)])
 
     def load(self, state: dict[str, Any]) -> None:
         self._replace(layout_of_state(state), state["columns"], state["lengths"].tolist())
@@ -107,10 +114,10 @@ class RaggedMemory(Storage):
         entries = self._put(self._bytes_of([part[accepted.to(part.device)] for part in parts]))
         self._samples |= zip(slots[accepted].tolist(), entries, strict=True)
 
-    def _bytes_of(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def _bytes_of(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
         """The bytes of each sample of a minibatch."""
         with affordable(sum(part.nbytes for part in parts), f"the memory of {self.home}"):
-            return self._packing.split([part.detach().to(self.home) for part in parts])
+            return self._packing.split([part.detach().to(self.home) for part in parts], lengths)
 
     def _padded(self, slots: Iterable[int]) -> list[Tensor]:
         return self._packing.stack(self._get(self._samples[slot] for slot in slots))
@@ -159,9 +166,10 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
         self._verified: list[_Sample] = []
         """Samples that were last found to be correct."""
 
-    def reserve(self, parts: Sequence[Tensor]) -> None:
+    def reserve(self, parts: Sequence[Tensor], lengths: Sequence[int] | None = None) -> None:
         """Make sure of room for these samples; before the first of them, look for room for all slots."""
-        size = self._packing.size(max(self._packing.lengths(parts).tolist(), default=0))
+        lengths = self._packing.lengths(parts).tolist() if lengths is None else lengths
+        size = self._packing.size(max(lengths, default=0))
         with self._access():
             if not self._samples:
                 _check_room(self.capacity * size, self.path)
@@ -170,8 +178,8 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
             self._spares |= dict.fromkeys(self._numbers(max(0, short)), 0)
             for number, room in self._spares.items():
                 if room < size:
-                    with self._opened(number) as handle:
-                        preallocate(handle, room, size)
+                    with self._opened(number) as file:
+                        preallocate(file.fileno(), room, size)
                     self._spares[number] = size
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
@@ -194,12 +202,14 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
             flush(self.path)
         self._unflushed -= numbers
         self._referenced |= numbers
-        columns = self._packing.join([])[0] if count else []
+        lengths = [self._packing.length(sample.size) for sample in samples]
         return {
             "folder": str(self.path),
+            "columns": self._packing.join([])[0] if count else [],
+            "lengths": torch.tensor(lengths, dtype=torch.int64),
+            "padding": self._packing.fills if count else {},
             "stamps": torch.tensor([sample.number for sample in samples], dtype=torch.int64),
             "sums": torch.tensor([[sample.checksum for sample in samples]], dtype=torch.int32)[: bool(count)],
-            **ragged_state(columns, [self._packing.length(sample.size) for sample in samples], self._packing),
         }
 
     def check(self, state: dict[str, Any]) -> None:
@@ -243,9 +253,9 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
             with self._access():
                 for content in contents:
                     numbers.append(self._spares.popitem()[0] if self._spares else self._numbers(1)[0])
-                    with self._opened(numbers[-1]) as handle:
-                        write_at(handle, content.numpy().data, 0)
-                        os.ftruncate(handle, len(content))
+                    with self._opened(numbers[-1]) as file:
+                        write_at(file.fileno(), content.numpy().data, 0)
+                        file.truncate(len(content))
         except StorageError:
             self._spares |= dict.fromkeys(numbers, 0)
             raise
@@ -271,13 +281,9 @@ class RaggedFolder(RaggedMemory, OwnedFolder):
     def _path(self, number: int) -> Path:
         return self.path / f"{number}.sample"
 
-    @contextmanager
-    def _opened(self, number: int) -> Iterator[int]:
-        handle = os.open(self._path(number), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+    def _opened(self, number: int) -> FileIO:
+        """The file, with what is in it already; a new one if there is none."""
+        return FileIO(self._path(number), "r+", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o666))
 
 
 def _stated(state: dict[str, Any]) -> list[_Sample]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.buffer.base import Draw, Placement, Storage
+from holdfast.buffer.base import Draw, Placement, Plan, Storage
 from holdfast.buffer.folder import Folder
 from holdfast.buffer.layout import (
     ANY,
@@ -24,7 +24,7 @@ from holdfast.buffer.layout import (
     parts_of,
 )
 from holdfast.buffer.memory import Memory
-from holdfast.buffer.packing import check_lengths
+from holdfast.buffer.packing import Packing, check_lengths
 from holdfast.buffer.ragged import RaggedFolder, RaggedMemory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, fills_of, outline, rebuild
@@ -192,24 +192,57 @@ class Reservoir:
         if self._offered:
             check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
 
-    def reserve(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
+    def plan(self, x: Nested, y: Nested) -> Plan | None:
+        """Where samples like these will go if they are offered next, so that the others need not be made ready.
+
+        None if the buffer cannot tell. Nothing is decided: `add` draws the same numbers again. Waits for the device.
+        """
+        parts, count = parts_of(x, y)
+        state = self.generator.get_state()
+        uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
+        self.generator.set_state(state)
+        slots, filled = self._slots(uniforms, y)
+        found = [slots]
+        if self.padding is not None:
+            fills = check_lengths(parts, self.padding)
+            found.append(Packing(layout_of(parts, fills), self.padding).lengths(list(parts.values())))
+        slots, *lengths = torch.stack(found).cpu()
+        rows = (slots < self.capacity).nonzero().squeeze(1)
+        counts = lengths[0][rows].tolist() if lengths else None
+        return Plan(count, rows, slots[rows], counts, filled, (self._offered, self._holes), state)
+
+    def reserve(self, x: Nested, y: Nested, logits: Nested | None = None, plan: Plan | None = None) -> None:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.
 
         Raises if there is not enough, and says how many bytes are needed; or if the samples do not fit. Memory is
         taken once, for all samples that the buffer will ever hold; with `padding`, for these samples, after a look at
         whether there is enough for all. Nothing is drawn, and the state stays the same.
         """
-        self._admit(x, y, logits)
+        self._admit(x, y, logits, plan)
 
-    def add(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
-        """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies."""
-        parts, count = self._admit(x, y, logits)
+    def add(self, x: Nested, y: Nested, logits: Nested | None = None, plan: Plan | None = None) -> None:
+        """Offer B samples in order: `x` (B, ...), `y` (B, ...), `logits` (B, C). The buffer stores copies.
+
+        With a `plan`, these are only those of the samples that it says will be stored.
+        """
+        parts, count = self._admit(x, y, logits, plan)
+        if plan is not None:
+            self._check_plan(plan)
+            count = plan.offered
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
-        slots, filled = self._slots(uniforms, y)
+        slots, filled = self._slots(uniforms, y) if plan is None else (plan.slots, plan.filled)
         self._storage.write(slots, parts)
         self.seen += count
         self._offered += count
         self._holes -= filled
+
+    def _check_plan(self, plan: Plan) -> None:
+        same = torch.equal(self.generator.get_state(), plan.generator)
+        if not same or (self._offered, self._holes) != plan.before:
+            raise UsageError(
+                "the buffer was used between the losses of a minibatch and their commit, so that it would store other "
+                "samples than were made ready: commit first, or compute losses without alone=True."
+            )
 
     def _slots(self, uniforms: Tensor, y: Nested) -> tuple[Tensor, int]:
         """The slot of each sample, and how many holes that fills; while there are holes, it waits for the device."""
@@ -359,7 +392,7 @@ class Reservoir:
         """The columns of samples; raises if they do not fit the padding."""
         return layout_of(parts, () if self.padding is None else check_lengths(parts, self.padding))
 
-    def _admit(self, x: Nested, y: Nested, logits: Nested | None) -> tuple[list[Tensor], int]:
+    def _admit(self, x: Nested, y: Nested, logits: Nested | None, plan: Plan | None = None) -> tuple[list[Tensor], int]:
         """The tensors of samples, one for each column, and their number; raises if they do not fit or lack room."""
         parts, count = parts_of(x, y, logits)
         layout = self._layout(parts)
@@ -371,7 +404,7 @@ class Reservoir:
             if logits is not None and not isinstance(logits, Tensor):
                 self._form["logits"] = outline(logits, "logits")
         ordered = [parts[name] for name in self._storage.layout]
-        self._storage.reserve(ordered)
+        self._storage.reserve(ordered, None if plan is None else plan.lengths)
         return ordered, count
 
     def _check_draw(self, n: int) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer.base import Draw
+from holdfast.buffer.base import Draw, Plan
 from holdfast.buffer.layout import ANY, Column, choose
-from holdfast.buffer.packing import Packing, pack, ragged_state, unpack
+from holdfast.buffer.packing import Packing, pack, unpack
 from holdfast.buffer.reservoir import Reservoir, distinct, open_storage
 from holdfast.errors import UsageError
 from holdfast.nested import Nested
@@ -68,7 +68,10 @@ class ShardedReservoir(Reservoir):
             form = f"a buffer of {capacity} samples, {_digest(self.generator.get_state())}, {policy}"
             meeting.form = form if padding is None else f"{form}, padding {self.padding}"
 
-    def add(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
+    def plan(self, x: Nested, y: Nested) -> None:
+        """Nothing: where samples go depends on how many the other ranks offer."""
+
+    def add(self, x: Nested, y: Nested, logits: Nested | None = None, plan: Plan | None = None) -> None:
         """Offer this rank's B samples, after those of the ranks before it; B may differ from rank to rank."""
         with self.ranks.together("add samples") as meeting:
             parts, count = self._admit(x, y, logits)
@@ -80,7 +83,11 @@ class ShardedReservoir(Reservoir):
         accepted = slots < self.capacity
         origin = self._each_rank(counts)
         own = to_device(accepted[origin == self.ranks.rank].nonzero().squeeze(1), self.device)
-        self._put(slots[accepted], origin[accepted], [part.detach().to(self.device)[own] for part in parts])
+        taken = slots[accepted]
+        owner = taken % self.ranks.size
+        arrived = self._ship([part.detach().to(self.device)[own] for part in parts], origin[accepted], owner)
+        places = to_device(taken[owner == self.ranks.rank] // self.ranks.size, self.device)
+        self._storage.write(places, arrived)
         self.seen += len(slots)
         self._offered += len(slots)
         self._holes -= filled
@@ -132,20 +139,11 @@ class ShardedReservoir(Reservoir):
         with self.ranks.together("read the buffer"):
             pass
         parts, packing = self._gathered() if self._offered else [], self._packing()
-        if self.padding is None:
-            return {"columns": parts}
-        return ragged_state(*(packing.join(packing.split(parts)) if parts else ([], [])), packing)
+        return {"columns": parts} if self.padding is None else packing.state(packing.split(parts) if parts else [])
 
     def _packing(self) -> Packing:
         """Which columns vary in length, if any do."""
         return Packing(self._storage.layout, self.padding or {})
-
-    def _put(self, slots: Tensor, origin: Tensor, parts: list[Tensor]) -> None:
-        """Write samples to `slots`; `parts` are those that this rank offers, `origin` says which rank offers which."""
-        owner = slots % self.ranks.size
-        arrived = self._ship(parts, origin, owner)
-        places = to_device(slots[owner == self.ranks.rank] // self.ranks.size, self.device)
-        self._storage.write(places, arrived)
 
     def _get(self, slots: Tensor, asker: Tensor) -> list[Tensor]:
         """The samples in those of `slots` that this rank asks for."""

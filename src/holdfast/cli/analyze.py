@@ -24,8 +24,6 @@ from holdfast.experiments import Stored, add_robustness
 from holdfast.report.analyses import TRANSFERS, write_analysis_figures
 from holdfast.report.draw.analyses import save_contact_sheet
 
-__all__: list[str] = []
-
 UNLIKE = "not every method has the same seeds, so that differences of a point or two may be chance."
 MOST_COLUMNS = 10  # tasks in a table; the numbers of the figures have them all
 
@@ -124,7 +122,32 @@ def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> li
 
 def _tables(found: Findings) -> list[Table]:
     """The tables of one comparison that have rows."""
-    made = [_overall(found), _transfer(found), *_recency(found), _robustness(found), _claims(found)]
+    summaries = found.summaries
+    several = any(len(one.seeds) > 1 for one in summaries)
+    title = found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else "")
+    columns: tuple[str, ...] = ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", "recency gap")
+    overall = [
+        (one.label, str(len(one.seeds)), *map(_text, (one.accuracy, one.ece, one.mce)), _text(one.recency_gap, 2))
+        for one in summaries
+    ]
+    made = [_filled(title, columns, overall)]
+    moved = [one for one in summaries if one.transfer.forgetting]
+    transfers = [(one.label, *(_text(number(one)) for number in TRANSFERS.values())) for one in moved]
+    made.append(_filled("Transfer (points)", ("method", *TRANSFERS), transfers))
+    biases = {one.label: one.recency for one in summaries if one.recency}
+    tasks = max((len(bias.task_probabilities) for bias in biases.values()), default=0)
+    if tasks <= MOST_COLUMNS:
+        columns = ("method", *(f"task {task}" for task in range(1, tasks + 1)))
+        beliefs = [(label, *bias.task_probabilities) for label, bias in biases.items()]
+        shares = [(label, *bias.prediction_shares) for label, bias in biases.items()]
+        made.append(_filled("Average probability of each task", columns, beliefs))
+        made.append(_filled("Share of predictions in each task", columns, shares))
+    robust = [(one, one.robustness) for one in summaries if one.robustness]
+    title = f"Accuracy under corruptions (%), {robust[0][1].source if robust else ''} images"
+    corrupted = [(one.label, r.clean, *map(r.per_category.get, CATEGORIES), _text(one.mra)) for one, r in robust]
+    made.append(_filled(title, ("method", "clean", *CATEGORIES, "mRA"), corrupted))
+    claims = [(claim.statement, claim.outcome, claim.detail) for claim in found.claims]
+    made.append(_filled("The paper's claims here", ("claim", "on these means", "numbers"), claims, left=3))
     return [each for each in made if each is not None]
 
 
@@ -133,48 +156,6 @@ def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
     shown = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
     kept = [[row[place] for place in shown] for row in rows]
     return table(title, [columns[place] for place in shown], kept, left=left) if rows else None
-
-
-def _overall(found: Findings) -> Table | None:
-    rows = [
-        (one.label, str(len(one.seeds)), *map(_text, (one.accuracy, one.ece, one.mce)), _text(one.recency_gap, 2))
-        for one in found.summaries
-    ]
-    several = any(len(one.seeds) > 1 for one in found.summaries)
-    title = found.title + (" (means over seeds, 95 % bootstrap intervals)" if several else "")
-    return _filled(title, ("method", "seeds", "accuracy (%)", "ECE (%)", "MCE (%)", "recency gap"), rows)
-
-
-def _transfer(found: Findings) -> Table | None:
-    shown = [one for one in found.summaries if one.transfer.forgetting]
-    rows = [(one.label, *(_text(number(one)) for number in TRANSFERS.values())) for one in shown]
-    return _filled("Transfer (points)", ("method", *TRANSFERS), rows)
-
-
-def _recency(found: Findings) -> list[Table | None]:
-    shown = {one.label: one.recency for one in found.summaries if one.recency}
-    tasks = max((len(bias.task_probabilities) for bias in shown.values()), default=0)
-    if tasks > MOST_COLUMNS:
-        return []
-    columns = ("method", *(f"task {task}" for task in range(1, tasks + 1)))
-    rows = [(name, *bias.task_probabilities) for name, bias in shown.items()]
-    shares = [(name, *bias.prediction_shares) for name, bias in shown.items()]
-    titles = ("Average probability of each task", "Share of predictions in each task")
-    return [_filled(title, columns, values) for title, values in zip(titles, (rows, shares), strict=True)]
-
-
-def _robustness(found: Findings) -> Table | None:
-    shown = [(one, one.robustness) for one in found.summaries if one.robustness]
-    rows = [
-        (one.label, robust.clean, *map(robust.per_category.get, CATEGORIES), _text(one.mra)) for one, robust in shown
-    ]
-    title = f"Accuracy under corruptions (%), {shown[0][1].source if shown else ''} images"
-    return _filled(title, ("method", "clean", *CATEGORIES, "mRA"), rows)
-
-
-def _claims(found: Findings) -> Table | None:
-    rows = [(claim.statement, claim.outcome, claim.detail) for claim in found.claims]
-    return _filled("The paper's claims here", ("claim", "on these means", "numbers"), rows, left=3)
 
 
 def _text(value: Estimate | None, digits: int = 1) -> str | None:

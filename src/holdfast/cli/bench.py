@@ -17,8 +17,6 @@ from holdfast.display import errors, output, table, tell
 from holdfast.errors import UsageError
 from holdfast.registry import unknown_name
 
-__all__: list[str] = []
-
 GPU_CASES = (
     ("rot-mnist", "mse"),
     ("seq-cifar10", "er"),

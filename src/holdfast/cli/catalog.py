@@ -18,8 +18,6 @@ from holdfast.methods import ALIASES, canonical
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS
 
-__all__: list[str] = []
-
 
 @app.command("list")
 def list_command(

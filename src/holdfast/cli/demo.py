@@ -12,8 +12,6 @@ from holdfast.cli.app import Out, Seed, app
 from holdfast.display import output, show_runs, table, tell
 from holdfast.training import run
 
-__all__: list[str] = []
-
 ABOUT = """sgd: stores nothing. er: stores 200 samples and replays them.
 l2, mse: as er, and keep the answers to the stored samples consistent."""
 

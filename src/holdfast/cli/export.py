@@ -18,8 +18,6 @@ from holdfast.errors import HoldfastError
 from holdfast.export import FORMATS, export, format_of
 from holdfast.rng import generator
 
-__all__: list[str] = []
-
 SHOWN = 8  # file and model are compared on so many test images, and on as many random ones
 
 

@@ -12,8 +12,6 @@ from holdfast.cli.app import app
 from holdfast.display import tell, tell_skipped
 from holdfast.errors import HoldfastError
 
-__all__: list[str] = []
-
 NAMED = 10  # skipped files named at the terminal; the page names more
 ANALYZED = 100  # runs that are analyzed without being asked to, in about ten seconds
 
@@ -56,7 +54,8 @@ def report_command(
             found = [*live, *found]
         elif analyses is None and format_ == "html":
             tell(f"calibration and recency of {runs} runs left out; --analyses adds them")
-        path = report.write_report(results, out or Path("report.html"), format_, experiment, found, refused)
+        text = report.render_report(results, format_, experiment, found, refused)
+        path = report.write_report(text, out or Path("report.html"))
         tell(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,16 +22,7 @@ from holdfast.config import RunConfig
 from holdfast.devices import choose_device
 from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
 from holdfast.errors import DataError, HoldfastError, UsageError
-from holdfast.experiments import (
-    JUDGED,
-    ROBUSTNESS,
-    Experiment,
-    Results,
-    Table,
-    assess,
-    find_experiment,
-    load_results,
-)
+from holdfast.experiments import JUDGED, ROBUSTNESS, Experiment, Results, Stored, Table, find_experiment, load_results
 from holdfast.registry import unknown_name
 from holdfast.report import write_table_figures
 from holdfast.report.tables import Block, CellText, blocks, derived_blocks, table_json
@@ -40,14 +30,9 @@ from holdfast.report.text import duration
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.sweep.forecast import Forecast
 
-__all__: list[str] = []
-
 ENGINES = ("local", "ray")
 NAMED = 5
 """Skipped files and failed runs that are named one by one."""
-STOPPED = 130  # exit code
-ABSENT = ("missing", "damaged")
-"""States of a data set that cannot be read."""
 
 
 @app.command("reproduce")
@@ -114,8 +99,11 @@ def reproduce_command(
                 summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
             known = load_results(folder, *(results or []))
         if not summary.interrupted:
-            _measure(experiment, known, range(seeds), data, device)
-        made = assess(experiment, known, range(seeds))
+            corrupted = CorruptedImages()
+            for run in _to_measure(experiment, configs, known):
+                with errors.status(f"{run.config.title}: corruptions ..."):
+                    experiments.measure_robustness(run, data=data, device=device, made=corrupted)
+        made = experiments.assess(experiment, known, range(seeds))
         figures = [] if "://" in out else _draw(made, folder)
         if as_json:
             counts = {"done": len(summary.done), "there": len(summary.there), "failed": len(summary.failed)}
@@ -140,16 +128,14 @@ def _missing_data(
     experiment: Experiment, configs: list[RunConfig], known: Results, data: Path | None
 ) -> dict[str, list[str]]:
     """Data sets that are not there and would be needed, each with the benchmarks that read it."""
-    robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
+    wanted = [config for config in configs if config not in known]
+    wanted += [stored.config for stored in _to_measure(experiment, configs, known)]
     found: dict[str, list[str]] = {}
-    for config in configs:
-        stored = known.get(config)
-        measured = stored is not None and all(name in stored.measures for name in ROBUSTNESS)
-        if stored is None or (config.change(seed=0) in robust and not measured):
-            for name in required_data(config.benchmark):
-                found.setdefault(name, []).append(config.benchmark)
-    absent = {name: list(dict.fromkeys(users)) for name, users in found.items()}
-    return {name: users for name, users in absent.items() if datasets.status(name, data).state in ABSENT}
+    for benchmark in dict.fromkeys(config.benchmark for config in wanted):
+        for name in required_data(benchmark):
+            found.setdefault(name, []).append(benchmark)
+    absent = [name for name in found if datasets.status(name, data).state in ("missing", "damaged")]
+    return {name: found[name] for name in absent}
 
 
 def _get(missing: dict[str, list[str]], data: Path | None) -> None:
@@ -189,15 +175,11 @@ def _places(
     return mirror, RayRunner(address, jobs=jobs, device=device, remote=remote)
 
 
-def _measure(experiment: Experiment, known: Results, seeds: Sequence[int], data: Path | None, device: str) -> None:
-    """Evaluate the runs whose robustness is asked for and not known yet on corrupted images."""
-    cells = [cell for cell in experiment.cells if cell.metric in ROBUSTNESS]
-    found = {config: known.get(config) for cell in cells for config in cell.configs(seeds)}
-    made = CorruptedImages()
-    for config, stored in found.items():
-        if stored is not None and not all(name in stored.measures for name in ROBUSTNESS):
-            with errors.status(f"{config.title}: corruptions ..."):
-                experiments.measure_robustness(stored, data=data, device=device, made=made)
+def _to_measure(experiment: Experiment, configs: list[RunConfig], known: Results) -> list[Stored]:
+    """The finished runs whose robustness is asked for and not known yet."""
+    robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
+    found = [known.get(config) for config in configs if config.change(seed=0) in robust]
+    return [run for run in found if run is not None and not all(name in run.measures for name in ROBUSTNESS)]
 
 
 def _forecast(
@@ -220,16 +202,8 @@ def _forecast(
         left = [config for config in wanted if config not in known]
         told = forecast(left, known, jobs=at_once, device=device)
         there, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
-        rows.append(
-            (
-                name,
-                len(wanted),
-                there,
-                len(left),
-                _span(told, left),
-                f"{', '.join(lacking)} missing" if lacking else "there",
-            )
-        )
+        state = f"{', '.join(lacking)} missing" if lacking else "there"
+        rows.append((name, len(wanted), there, len(left), _span(told, left), state))
         plans[name] = {"runs": len(wanted), "there": there, "to_run": len(left), "seconds": told.seconds}
         plans[name] |= {"not_measured": len(told.unknown), "missing_data": lacking}
     if as_json:
@@ -308,6 +282,6 @@ def _conclude(summary: SweepSummary) -> None:
     parts += [f"{summary.left} left; the same command continues"] if summary.left else []
     tell(", ".join(parts))
     if summary.interrupted:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(130)
     if summary.failed or summary.left:
         raise typer.Exit(1)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from rich.console import Group
-from rich.live import Live
-from rich.progress import TaskID
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from holdfast import results
 from holdfast.config import RunConfig
-from holdfast.display import errors, progress_bars
+from holdfast.display import Lines, errors
 from holdfast.errors import HoldfastError
 from holdfast.experiments import Results
 from holdfast.report.text import duration
@@ -29,7 +27,7 @@ FIRST_GUESS = 0.02
 """Share of the work that must be done before the time left means anything."""
 
 
-class SweepScreen:
+class SweepScreen(Lines):
     """Shows a sweep while inside a `with` block; silent where standard error is not a terminal."""
 
     def __init__(self, title: str, configs: Sequence[RunConfig], out: Path, known: Results, rates: Rates) -> None:
@@ -39,38 +37,24 @@ class SweepScreen:
         usual = fmean(guesses) if guesses else 1.0
         self._work = {config: rates.seconds(config) or usual for config in self._todo}
         self._running: dict[RunConfig, float] = {}
-        self._bars, self._lines = progress_bars(), dict[RunConfig, TaskID]()
         self._ended: set[RunConfig] = set()
         self._failed = 0
         self._means: dict[tuple[str, str, int | None], list[float]] = {}
         self._began = time.monotonic()
-        self._live: Live | None = None
-        if errors.is_terminal:
-            self._live = Live(console=errors, get_renderable=self._render, transient=True)
-
-    def __enter__(self) -> SweepScreen:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+        super().__init__()  # comes last: it already asks what is to be shown
 
     def watch(self, event: Event) -> None:
         """Take in what happened."""
         if event.kind in ("started", "moved"):
-            if event.config not in self._running:
-                self._lines[event.config] = self._bars.add_task(event.config.title, total=1.0)
             self._running[event.config] = event.fraction
-            self._bars.update(self._lines[event.config], completed=event.fraction)
+            self.move(event.config.title, event.fraction, key=event.config)
             return
-        if self._running.pop(event.config, None) is not None:
-            self._bars.remove_task(self._lines.pop(event.config))
+        self._running.pop(event.config, None)
+        self.end(event.config)
         self._ended.add(event.config)
         if event.kind == "failed":
             self._failed += 1
-        elif self._live:
+        elif errors.is_terminal:
             self._count(event.config)
 
     def _count(self, config: RunConfig) -> None:
@@ -99,9 +83,11 @@ class SweepScreen:
         pace = "" if left is None else f", about {duration(left)} left"
         return f"{done} done, {len(self._running)} running, {self._failed} failed, {waiting} waiting{pace}"
 
-    def _render(self) -> Group:
-        headline = Text(f"{self._title}: {self.headline()}", style="bold")
-        return Group(headline, self._bars.get_renderable(), self._mean_lines())
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The headline, a line for each run under way, and the means so far."""
+        yield Text(f"{self._title}: {self.headline()}", style="bold")
+        yield from super().get_renderables()
+        yield self._mean_lines()
 
     def _mean_lines(self) -> Table:
         """The mean accuracies so far, the latest if there is no room for all."""

@@ -11,22 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import TaskID
 from rich.table import Table
 
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.run import make_config
-from holdfast.display import output, progress_bars, table, tell
+from holdfast.display import Lines, output, table, tell
 from holdfast.errors import UsageError
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
 from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
 
-__all__: list[str] = []
-
-SHOWN = 5
-"""Trials in the table at the end."""
-STOPPED = 130  # exit code
+SHOWN = 5  # trials in the table at the end
 
 
 @app.command("tune")
@@ -82,27 +77,24 @@ def tune_command(
 @contextmanager
 def _screen(trials: int) -> Iterator[Watch]:
     """A bar for the study and one for each run on standard error; a line for each trial that ended."""
-    lines: dict[int, TaskID] = {}
-    accuracies = [-1.0]
-    with progress_bars(transient=True) as bars:
-        whole = bars.add_task("trials", total=trials)
+    begun, best = 0, -1.0
+    with Lines() as lines:
+        whole = lines.add_task("trials", total=trials)
 
         def watch(trial: Trial, fraction: float) -> None:
+            nonlocal begun, best
+            title, begun, remark = f"trial {trial.number}", max(begun, trial.number + 1), ""
             if trial.state == "running":
-                if trial.number not in lines:
-                    lines[trial.number] = bars.add_task(f"trial {trial.number}", total=1.0)
-                    bars.update(whole, completed=trial.number + 1 - len(lines))
-                bars.update(lines[trial.number], completed=fraction)
+                lines.move(title, fraction)
+            else:
+                lines.end(title)
+            lines.update(whole, completed=begun - (len(lines.tasks) - 1))  # without those under way
+            if trial.state == "running":
                 return
-            if trial.number in lines:
-                bars.remove_task(lines.pop(trial.number))
-            bars.update(whole, advance=1)
-            remark = ""
-            if trial.state == "complete" and trial.accuracy is not None:
-                remark = ", the best of this call so far" if trial.accuracy > max(accuracies) else ""
-                accuracies.append(trial.accuracy)
+            if trial.state == "complete" and trial.accuracy is not None and trial.accuracy > best:
+                best, remark = trial.accuracy, ", the best of this call so far"
             values = " ".join(f"{name}={value:g}" for name, value in trial.values.items())
-            tell(f"trial {trial.number}: {_outcome(trial)}{remark}; {values}")
+            tell(f"{title}: {_outcome(trial)}{remark}; {values}")
 
         yield watch
 
@@ -134,7 +126,7 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     parts += [f"{count} {what}" for what, count in further.items() if count > 0]
     tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
     if study.interrupted:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(130)
 
 
 def _summary(study: Study) -> Table:

@@ -85,12 +85,7 @@ for _measure in (
 
 
 def measure_robustness(
-    stored: Stored,
-    *,
-    data: Path | str | None = None,
-    device: str = "auto",
-    progress: Callable[[int, int, str], None] | None = None,
-    made: CorruptedImages | None = None,
+    stored: Stored, *, data: Path | str | None = None, device: str = "auto", made: CorruptedImages | None = None
 ) -> dict[str, float]:
     """The measures in ROBUSTNESS of one run, in percent; stored beside its result, so that they are computed once.
 
@@ -101,9 +96,7 @@ def measure_robustness(
         return {name: stored.measures[name] for name in ROBUSTNESS}
     if stored.folder is None:
         return {}
-    (run,) = with_robustness(
-        [analyze_run(stored.folder)], data_root(data), device=choose_device(device), progress=progress, made=made
-    )
+    (run,) = with_robustness([analyze_run(stored.folder)], data_root(data), device=choose_device(device), made=made)
     return {} if run.robustness is None else add_robustness(stored, run.robustness)
 
 

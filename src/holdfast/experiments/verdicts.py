@@ -183,18 +183,16 @@ class Table:
     @cached_property
     def ranks(self) -> list[Rank]:
         """Rank agreement with the paper, for every group and column with two comparable rows or more."""
-        places = dict.fromkeys((v.cell.group, v.cell.column) for v in self.verdicts)
-        return [rank for place in places if (rank := self._rank(*place)).n > 1]
-
-    def _rank(self, group: str, column: str) -> Rank:
-        pairs = [
-            (verdict.mean, verdict.published.mean)
-            for verdict in self.verdicts
-            if (verdict.cell.group, verdict.cell.column) == (group, column)
-            and verdict.published is not None
-            and not isnan(verdict.mean)
+        places: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for verdict in self.verdicts:
+            if verdict.published is not None and not isnan(verdict.mean):
+                pairs = places.setdefault((verdict.cell.group, verdict.cell.column), [])
+                pairs.append((verdict.mean, verdict.published.mean))
+        return [
+            Rank(*place, kendall_tau(*zip(*pairs, strict=True)), len(pairs))
+            for place, pairs in places.items()
+            if len(pairs) > 1
         ]
-        return Rank(group, column, kendall_tau([a for a, _ in pairs], [b for _, b in pairs]), len(pairs))
 
     @cached_property
     def derived(self) -> Derived:

@@ -168,7 +168,7 @@ class ReplayMixin:
         x, y = self._minibatch(inputs)
         if self.learner is None:
             self.learner = self._make_learner(model, x, y)
-        losses = self.learner.losses(x, y)
+        losses = self.learner.losses(x, y, alone=self.current_gradient_accumulation_steps == 1)
         if num_items_in_batch is None:  # the Trainer divides by the number of micro-steps
             share, counted = torch.ones((), device=losses.total.device), 1 / self.current_gradient_accumulation_steps
         else:

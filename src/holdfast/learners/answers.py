@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import UsageError
 from holdfast.learners.losses import widen
-from holdfast.learners.positions import Positions
+from holdfast.learners.positions import IGNORED, Positions
+from holdfast.learners.scores import LIMIT, Scores, largest, normalizer, score
 from holdfast.nested import Nested
+from holdfast.ranks import to_device
 
-__all__ = ["Answers", "TopK", "answers_of"]
-
-LIMIT = torch.finfo(torch.float16).max
-"""The largest number in half precision."""
+__all__ = ["Answers", "Looked", "TopK", "answers_of"]
 
 
 class Answers:
@@ -28,8 +27,8 @@ class Answers:
     as_they_are: bool = False
     """Whether outputs are stored without any change."""
 
-    def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
-        """What the buffer gets of outputs (B, ...)."""
+    def store(self, outputs: Tensor, positions: Positions | None, logs: Tensor | None = None) -> Nested:
+        """What the buffer gets of outputs (B, ...); `logs` are their log-probabilities (B, ..., C), if known."""
         raise NotImplementedError
 
     def compare(
@@ -51,7 +50,7 @@ class Whole(Answers):
         self.encode, self.decode = encode, decode
         self.as_they_are = encode is None
 
-    def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
+    def store(self, outputs: Tensor, positions: Positions | None, logs: Tensor | None = None) -> Nested:
         """What `encode` makes of the outputs."""
         return outputs.detach() if self.encode is None else self.encode(outputs.detach())
 
@@ -71,6 +70,20 @@ class Whole(Answers):
         return now[counted], then[counted]
 
 
+class Looked(NamedTuple):
+    """What is known of drawn answers before the model has computed new ones. A row is a position of a sample."""
+
+    classes: list[int]
+    """How many classes each sample was stored with."""
+    places: Tensor
+    """Classes whose logits are stored, (rows, k) int64."""
+    counted: Tensor
+    """Which rows count, int64."""
+    then: Tensor
+    """The stored logits of the rows that count, (counted, k); with the rest as a last column if `with_rest`."""
+    with_rest: bool
+
+
 @dataclass(frozen=True)
 class TopK(Answers):
     """Of each position the `k` largest logits, which classes they belong to, and the rest as one number.
@@ -88,7 +101,7 @@ class TopK(Answers):
             raise UsageError(f"TopK needs at least 1 logit of each position, not {self.k}.")
 
     @torch.no_grad()
-    def store(self, outputs: Tensor, positions: Positions | None) -> Nested:
+    def store(self, outputs: Tensor, positions: Positions | None, logs: Tensor | None = None) -> Nested:
         """Values and indices (B, ..., k), rest (B, ...), and the number of classes (B,)."""
         assert positions is not None
         outputs = positions.last(widen(outputs.detach()))
@@ -97,8 +110,10 @@ class TopK(Answers):
             raise UsageError(
                 f"TopK({self.k}) asks for more logits than the {classes} classes have: choose a smaller k."
             )
-        values, indices = outputs.topk(self.k)
-        rest = _mass_left(outputs.logsumexp(-1), values.logsumexp(-1))
+        values, indices = largest(outputs, self.k)
+        # From a log-probability the normaliser is known at once; without one, it takes several more readings.
+        whole = outputs.logsumexp(-1) if logs is None else normalizer(values, logs.gather(-1, indices))
+        rest = _mass_left(whole, values.logsumexp(-1))
         if self.k == classes:
             rest.fill_(-LIMIT)
         width = torch.full((len(outputs),), classes, dtype=torch.int32, device=outputs.device)
@@ -114,18 +129,39 @@ class TopK(Answers):
         """
         assert positions is not None
         assert counted is not None
+        now, looked = positions.last(now), self.look(stored, counted, kind)
+        self.check_width(now, looked)
+        flat = now.flatten(0, -2)
+        nothing = torch.full((len(flat),), IGNORED, device=flat.device)
+        return self.pair(score(flat, nothing, 0, None, looked.places, looked.with_rest), looked)
+
+    def look(self, stored: Nested, counted: Tensor, kind: str) -> Looked:
+        """What `pair` needs of stored answers, at the positions that are `counted`.
+
+        Waits for the device, once: call it before the forward pass, while the device has nothing else to do.
+        """
         if not isinstance(stored, Mapping) or set(stored) != {"values", "indices", "rest", "classes"}:
             raise UsageError("the buffer holds other answers than TopK stores: use it as before, or another buffer.")
-        now = positions.last(now)
-        if bool((stored["classes"] != now.shape[-1]).any()):
-            raise _other_width(str(now.shape[-1]), str(int(stored["classes"].max())))
-        now, counted = _cut(now, counted, stored["rest"].shape[1:])
-        current, places = widen(now[counted]), stored["indices"][counted].long()
-        chosen, then = current.gather(1, places), stored["values"][counted].to(current.dtype)
-        if kind == "probabilities":
-            chosen = torch.cat([chosen, _rest(current, places)[:, None]], 1)
-            then = torch.cat([then, stored["rest"][counted].to(current.dtype)[:, None]], 1)
-        return chosen, then
+        stored_at = _fill_up(torch.ones_like(stored["rest"], dtype=torch.bool), counted.shape)
+        facts = torch.cat([(counted & stored_at).flatten(), stored["classes"]]).cpu()  # bools become whole numbers
+        counts, classes = torch.split(facts, [counted.numel(), len(stored["classes"])])
+        rows = to_device(counts.nonzero().squeeze(1), counted.device)
+        values, indices = (_fill_up(stored[name], counted.shape).flatten(0, -2) for name in ("values", "indices"))
+        then, with_rest = values.index_select(0, rows), kind == "probabilities"
+        if with_rest:
+            rest = _fill_up(stored["rest"], counted.shape).flatten().index_select(0, rows)
+            then = torch.cat([then, rest[:, None]], 1)
+        return Looked(classes.tolist(), indices.long(), rows, then, with_rest)
+
+    def check_width(self, now: Tensor, looked: Looked) -> None:
+        """Raise unless outputs (..., C) have as many classes as the stored ones."""
+        if any(each != now.shape[-1] for each in looked.classes):
+            raise _other_width(str(now.shape[-1]), str(max(looked.classes)))
+
+    def pair(self, scores: Scores, looked: Looked) -> tuple[Tensor, Tensor]:
+        """What `compare` returns, from the scores at the places that were looked up."""
+        now = torch.cat([scores.chosen, scores.rest[:, None]], 1) if looked.with_rest else scores.chosen
+        return now.index_select(0, looked.counted), looked.then.to(now.dtype)
 
 
 def answers_of(given: Any) -> Answers:
@@ -151,14 +187,17 @@ def _cut(now: Tensor, counted: Tensor, lengths: torch.Size) -> tuple[Tensor, Ten
     return now[:, *within], counted[:, *within]
 
 
-def _rest(logits: Tensor, places: Tensor) -> Tensor:
-    """The logarithm of the sum of exp(logit) over all classes (..., C) but those at `places` (..., k)."""
-    # A number so low that it adds nothing; minus infinity would have no gradient where k is the number of classes.
-    return widen(logits).scatter(-1, places, -LIMIT).logsumexp(-1)
+def _fill_up(part: Tensor, shape: torch.Size) -> Tensor:
+    """What is stored, with 0 at positions that a draw was filled up with since; itself if there are none."""
+    if part.shape[: len(shape)] == shape:
+        return part
+    whole = part.new_zeros((*shape, *part.shape[len(shape) :]))
+    whole[:, *(slice(length) for length in part.shape[1 : len(shape)])] = part
+    return whole
 
 
 def _mass_left(whole: Tensor, part: Tensor) -> Tensor:
-    """log(exp(whole) - exp(part)): needs no copy of the logits, as `_rest` does, which also has an exact gradient.
+    """log(exp(whole) - exp(part)).
 
     A rest below the precision of the numbers counts as that precision: no probability notices it.
     """

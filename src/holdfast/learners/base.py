@@ -85,6 +85,8 @@ class Learner:
     own_state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that `extra_state` gives: modules, tensors and generators of the method."""
     buffer: Reservoir | None = None
+    alone: bool = False
+    """Whether the losses that are computed now are committed before any others are computed, see `losses`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -156,19 +158,26 @@ class Learner:
         `x` is a tensor, or dicts, tuples and lists of tensors; `augment` and the model get it in the same form.
         """
         self._transaction.check_caller()
-        losses = self.losses(x, y)
+        losses = self.losses(x, y, alone=True)
         self.descend(losses)
         self.commit(losses)
         return losses.detach()
 
-    def losses(self, x: Nested, y: Nested = None) -> Losses:
-        """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet."""
+    def losses(self, x: Nested, y: Nested = None, *, alone: bool = False) -> Losses:
+        """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet.
+
+        `alone` promises that these losses are committed or dropped before the next ones are computed, as they are
+        without accumulation. Then nothing is made ready for the buffer that it will not store.
+        """
         minibatch = self._transaction.begin(x, y)
+        self.alone = alone
         try:
             losses = self.compute_losses(*minibatch)
         except BaseException:
             self._transaction.roll_back()
             raise
+        finally:
+            self.alone = False
         self._transaction.approve(losses)
         return losses
 
@@ -194,7 +203,7 @@ class Learner:
     def commit(self, losses: Losses) -> None:
         """Finish the step after the update: offer the minibatch to the buffer."""
         if losses.offer is not None and self.buffer is not None:
-            self.buffer.add(*losses.offer)
+            self.buffer.add(*losses.offer.arguments)
 
     # --- what a method computes with ---------------------------------------------------------------------------------
 

@@ -151,15 +151,17 @@ def largest_label(y: Tensor, positions: bool) -> int:
 
     With `positions`, labels `IGNORED` do not count, but there must be others.
     """
+    signed = y.to(torch.int64)
     if positions:
-        y = y[y != IGNORED]
-        if not len(y):
+        ignored, last = signed == IGNORED, torch.iinfo(torch.int64).max
+        extremes = signed.masked_fill(ignored, last).amin(), signed.masked_fill(ignored, -last).amax()
+        low, high = torch.stack(extremes).tolist()  # both at once: the host waits for them
+        if high == -last:
             raise UsageError(
                 f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave "
                 "such minibatches out."
             )
-    signed = y.to(torch.int64)
-    if y.shape[0] <= 256:
+    elif y.shape[0] <= 256:
         values = signed.tolist()  # faster for so few than asking PyTorch twice
         low, high = min(values), max(values)
     else:

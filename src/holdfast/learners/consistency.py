@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.answers import TopK
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.positions import Positions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, rows, split
@@ -107,7 +109,7 @@ class ConsistencyReplay(ReplayLearner):
             "options": {},
         }
 
-    def answers_for(self, outputs: Tensor) -> Nested:
+    def answers_for(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
         """What is stored of outputs; refused if the regularizer would take several positions for one row of logits."""
         if outputs.dim() > 2 and self.positions is None and self.kind != "numbers":
             self.refuse(
@@ -117,7 +119,7 @@ class ConsistencyReplay(ReplayLearner):
                     "or mse."
                 )
             )
-        return super().answers_for(outputs)
+        return super().answers_for(outputs, logs)
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The three terms: the minibatch, draw 1 with its stored outputs, draw 2 with its labels."""
@@ -125,7 +127,10 @@ class ConsistencyReplay(ReplayLearner):
             return self.losses_alone(x, y)
         draws = [] if self.replay is not None else [self.buffer.sample(self.consistency_size or rows(y))]
         x, y, draws = self.align(x, y, *draws, self.draw(y))
+        if self._scores_at_once:
+            return self._scored(x, y, *draws)
         draw1, draw2 = draws[0], draws[-1]  # the same, if `replay` says how many there are
+        plan = self.plan(x, y)
         inputs = x, *(each.x for each in draws)
         if self.batchnorm == "apart":
             outputs, *answers = self.forward_groups(*inputs, widened=False)
@@ -136,8 +141,37 @@ class ConsistencyReplay(ReplayLearner):
         labels = self.targets(draw2.x, draw2.y)
         losses, logits = self.objective(outputs, self.targets(x, y), now, then, answers[-1], labels)
         total, current, replay, consistency = losses
-        offer = self.offer(x, y, logits)
+        offer = self.offer(x, y, logits, plan)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+
+    @property
+    def _scores_at_once(self) -> bool:
+        """Whether one pass over the outputs gives all terms: of one draw with its largest logits, and cross-entropy."""
+        plain = self.loss is None and self.replay is not None and isinstance(self.answers, TopK)
+        return plain and (self.batchnorm == "together" or self._groups.needless)
+
+    def _scored(self, x: Nested, y: Nested, drawn: Draw) -> Losses:
+        """What `compute_losses` computes, with one gradient for all terms; nothing waits after the forward pass."""
+        answers, plan = cast(TopK, self.answers), self.plan(x, y)
+        looked = self.look(drawn, self.kind)
+        outputs = self.forward(self.view(x, drawn.x))
+        self.check_labels(y, outputs)
+        try:
+            answers.check_width(cast(Positions, self.positions).last(outputs), looked)
+        except UsageError as error:
+            self.refuse(error)
+        targets = torch.cat([self.targets(x, y), self.targets(drawn.x, drawn.y)])
+        scores, (current, replay) = self.score(outputs, targets, rows(y), looked)
+        now, then = answers.pair(scores, looked)
+        consistency = self.regularizer(now, then) if len(now) else now.sum()
+        observed = outputs.detach()[: rows(y)]
+        return Losses(
+            current + self.alpha * replay + self.beta * consistency,
+            current=current,
+            replay=replay,
+            consistency=consistency,
+            offer=self.offer(x, y, observed, plan, self._logs(scores, observed)),
+        )
 
     @pure
     def objective(

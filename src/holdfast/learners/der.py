@@ -54,13 +54,14 @@ class DarkReplay(ReplayLearner):
         if not self.buffer.stored:
             return self.losses_alone(x, y)
         x, y, (drawn,) = self.align(x, y, self.draw(y))
+        plan = self.plan(x, y)
         outputs, now = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         current = self.criterion(outputs, self.targets(x, y))
         now, then = self.compare(now, drawn)
         consistency = self.distance(now, then) if len(now) else now.sum()
         total = current + self.beta * consistency
-        return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs))
+        return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs, plan))
 
     def distance(self, now: Tensor, then: Tensor) -> Tensor:
         """How far outputs (rows, classes) are from where they were."""

@@ -56,11 +56,12 @@ class ExperienceReplay(ReplayLearner):
         """The mean over the minibatch and a draw."""
         draws = [self.draw(y)] if self.buffer.stored else []
         x, y, draws = self.align(x, y, *draws)
+        plan = self.plan(x, y)
         view, wanted = self.show([x, *(each.x for each in draws)], [y, *(each.y for each in draws)])
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         total, *terms = self.objective(outputs, wanted, rows(y))
-        return Losses(total, offer=self.offer(x, y, outputs), **dict(zip(self.terms, terms, strict=False)))
+        return Losses(total, offer=self.offer(x, y, outputs, plan), **dict(zip(self.terms, terms, strict=False)))
 
     @pure
     def objective(self, outputs: Tensor, targets: Nested, observed: int) -> tuple[Tensor, ...]:
@@ -68,7 +69,7 @@ class ExperienceReplay(ReplayLearner):
         replayed = len(outputs) - observed
         plain = self.loss is None and self.class_weights is None and self.positions is None
         if not plain or self.changes_targets:
-            return self._weighed(split(outputs, [observed, replayed]), split(targets, [observed, replayed]))
+            return self._weighed(outputs, targets, observed)
         logs = outputs.log_softmax(dim=1)
         if self.alpha == 1:
             loss = F.nll_loss(logs, targets)
@@ -81,11 +82,18 @@ class ExperienceReplay(ReplayLearner):
         current = F.nll_loss(now, targets[:observed])
         return (loss, current, F.nll_loss(then, targets[observed:])) if replayed else (loss, current)
 
-    def _weighed(self, outputs: list[Tensor], targets: list[Nested]) -> tuple[Tensor, ...]:
+    def _weighed(self, outputs: Tensor, targets: Nested, observed: int) -> tuple[Tensor, ...]:
         """The loss from its mean over the minibatch and over the draw."""
-        current = self.criterion(outputs[0], targets[0])
-        if not len(outputs[1]):
+        sizes = [observed, len(outputs) - observed]
+        wanted = split(targets, sizes)
+        if self.positions is not None and self.loss is None:
+            _, (current, replay) = self.score(outputs, targets, observed)
+        else:
+            now, then = split(outputs, sizes)
+            current = replay = self.criterion(now, wanted[0])
+            if sizes[1]:
+                replay = self.criterion(then, wanted[1])
+        if not sizes[1]:
             return current, current
-        observed, replayed = map(len, outputs) if self.positions is None else map(self.positions.weight, targets)
-        replay = self.criterion(outputs[1], targets[1])
-        return (observed * current + self.alpha * replayed * replay) / (observed + replayed), current, replay
+        first, others = sizes if self.positions is None else map(self.positions.weight, wanted)
+        return (first * current + self.alpha * others * replay) / (first + others), current, replay

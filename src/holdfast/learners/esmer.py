@@ -127,8 +127,7 @@ class Esmer(ReplayLearner):
         super().commit(losses)
         self.updates += 1
         limit = 1 - 1 / (int(self.updates) + 1)
-        moves = float(torch.rand((), generator=self.generator)) < self.rate
-        if moves:
+        if float(torch.rand((), generator=self.generator)) < self.rate:
             follow(self.stable, self.model, torch.tensor(1 - min(limit, self.decay), device=self.device))
         if self.warming > 0:
             self.warming -= 1

@@ -7,7 +7,7 @@ terms are descended in one step.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class FunctionDistance(DarkReplay):
     ) -> None:
         super().__init__(model, optimizer, beta=beta, **shared)
 
-    def offer(self, x: Nested, y: Nested, outputs: Tensor) -> None:
+    def offer(self, x: Nested, y: Nested, outputs: Tensor, *known: Any, **more: Any) -> None:
         """Nothing before the task ends."""
 
     def distance(self, now: Tensor, then: Tensor) -> Tensor:

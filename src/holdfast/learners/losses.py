@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.buffer.base import Plan
 from holdfast.nested import Nested
 
 __all__ = ["Loss", "Losses", "Offer", "widen"]
@@ -22,6 +23,13 @@ class Offer(NamedTuple):
     x: Nested
     y: Nested
     logits: Nested | None = None
+    plan: Plan | None = None
+    """Where the samples go, if that was decided beforehand: these are then those that are stored, and no others."""
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What `reserve` and `add` of a buffer get; one without plans need not know of them."""
+        return self[:3] if self.plan is None else self
 
 
 class Losses:

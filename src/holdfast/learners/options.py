@@ -126,7 +126,7 @@ def complete(options: Mapping[str, Any], learner: Any) -> Options:
             own = [each.name for each in signature(learner).parameters.values() if each.kind is each.KEYWORD_ONLY]
             shared = (ReplayOptions if learner.needs_buffer else Options).__annotations__
             raise unknown_name(f"option of {learner.__name__}", name, [*own, *shared])
-    full = cast(Options, {**DEFAULTS, **options})
+    full, method = cast(Options, {**DEFAULTS, **options}), learner.__name__
     if full["precision"] not in PRECISIONS:
         raise unknown_name("precision", full["precision"], list(PRECISIONS))
     clip = full["clip"]
@@ -138,25 +138,19 @@ def complete(options: Mapping[str, Any], learner: Any) -> Options:
         raise UsageError("a head with classes at many positions cannot grow: leave out head= or class_dim=.")
     if full["mask"] is not None and full["class_dim"] is None:
         raise UsageError("mask says which positions count: give class_dim as well, which says where the classes are.")
-    _check_method(learner, full)
-    return full
-
-
-def _check_method(learner: Any, options: Options) -> None:
-    """Raise if a method cannot do what an option asks for."""
-    name = learner.__name__
-    if options["augment"] is not None and takes_targets(options["augment"]) and not learner.learns_mixtures:
+    if full["augment"] is not None and takes_targets(full["augment"]) and not learner.learns_mixtures:
         raise UsageError(
-            f"{name} needs outputs for each sample alone: its augment cannot change targets. Give a function of the "
+            f"{method} needs outputs for each sample alone: its augment cannot change targets. Give a function of the "
             "inputs alone, or use ExperienceReplay."
         )
-    if options["head"] is not None and not learner.grows:
+    if full["head"] is not None and not learner.grows:
         raise UsageError(
-            f"the head of {name} cannot grow: leave out head=, and give the model as many outputs as there will be "
+            f"the head of {method} cannot grow: leave out head=, and give the model as many outputs as there will be "
             "classes."
         )
-    if options["class_dim"] is not None and not learner.takes_positions:
-        raise UsageError(f"{name} needs outputs (samples, classes): leave out class_dim.")
+    if full["class_dim"] is not None and not learner.takes_positions:
+        raise UsageError(f"{method} needs outputs (samples, classes): leave out class_dim.")
+    return full
 
 
 def check_weights(**weights: float) -> None:

@@ -10,15 +10,17 @@ from typing import Any, ClassVar, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.buffer import BalancedReservoir, Draw, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Draw, Plan, Reservoir, ShardedReservoir
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.answers import TopK, answers_of
+from holdfast.learners.answers import Looked, TopK, answers_of
 from holdfast.learners.base import Learner
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options, ReplayOptions, check_sizes
-from holdfast.nested import Nested, pad, rows
+from holdfast.learners.scores import Scores, score
+from holdfast.nested import Nested, pad, rows, transform
+from holdfast.ranks import to_device
 from holdfast.rng import generator as seeded_generator
 
 __all__ = ["ReplayLearner"]
@@ -127,14 +129,33 @@ class ReplayLearner(Learner):
         stored = [each.logits for each in draws]
         return xs[0], ys[0], [Draw(*parts) for parts in zip(xs[1:], ys[1:], stored, strict=True)]
 
-    def offer(self, x: Nested, y: Nested, outputs: Tensor) -> Offer | None:
-        """What the buffer is offered of a minibatch: the inputs as they came, and the outputs that their view had."""
-        return Offer(x, y, self.answers_for(outputs) if self.stores_outputs else None)
+    def plan(self, x: Nested, y: Nested) -> Plan | None:
+        """Which samples of a minibatch the buffer will store, if that is known and spares work.
 
-    def answers_for(self, outputs: Tensor) -> Nested:
-        """What is stored of outputs."""
+        Call it when all samples of the step are drawn, and before the forward pass: it waits for the device.
+        """
+        spares = self.padding is not None or isinstance(self.answers, TopK)
+        return self.buffer.plan(x, y) if self.alone and spares else None
+
+    def offer(
+        self, x: Nested, y: Nested, outputs: Tensor, plan: Plan | None = None, logs: Tensor | None = None
+    ) -> Offer | None:
+        """What the buffer is offered of a minibatch: the inputs as they came, and the outputs that their view had.
+
+        With a `plan`, only of the samples that will be stored. `logs` are the outputs' log-probabilities, if known.
+        """
+        if plan is not None and len(plan.rows) < plan.offered:
+            chosen = to_device(plan.rows, outputs.device)
+            x, y = (transform(lambda part: part.index_select(0, chosen), each) for each in (x, y))
+            if self.stores_outputs:
+                outputs = outputs.detach().index_select(0, chosen)
+                logs = None if logs is None else logs.index_select(0, chosen)
+        return Offer(x, y, self.answers_for(outputs, logs) if self.stores_outputs else None, plan)
+
+    def answers_for(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
+        """What is stored of outputs; `logs` are their log-probabilities, if known."""
         try:
-            return self.answers.store(outputs, self.positions)
+            return self.answers.store(outputs, self.positions, logs)
         except UsageError as error:
             self.refuse(error)
 
@@ -143,23 +164,63 @@ class ReplayLearner(Learner):
 
         `kind` is what they are compared by, see `holdfast.regularizers.compares`.
         """
-        if drawn.logits is None:
-            self.refuse(
-                UsageError(
-                    "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
-                    "give this learner a buffer of its own."
-                )
-            )
         try:
             counted = None if self.positions is None else self.positions.counted(drawn.x, drawn.y)
-            return self.answers.compare(now, drawn.logits, self.positions, counted, kind)
+            return self.answers.compare(now, self._drawn_logits(drawn), self.positions, counted, kind)
         except UsageError as error:
             self.refuse(error)
 
+    def look(self, drawn: Draw, kind: str) -> Looked:
+        """What can be known of a draw's largest logits before the forward pass; see `TopK.look`."""
+        assert self.positions is not None
+        assert isinstance(self.answers, TopK)
+        try:
+            return self.answers.look(self._drawn_logits(drawn), self.positions.counted(drawn.x, drawn.y), kind)
+        except UsageError as error:
+            self.refuse(error)
+
+    def _drawn_logits(self, drawn: Draw) -> Nested:
+        if drawn.logits is None:
+            raise UsageError(
+                "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
+                "give this learner a buffer of its own."
+            )
+        return drawn.logits
+
+    def score(
+        self, outputs: Tensor, targets: Tensor, observed: int, looked: Looked | None = None
+    ) -> tuple[Scores, list[Tensor]]:
+        """The scores of outputs with positions, and the mean loss of the first `observed` samples and of the others."""
+        assert self.positions is not None
+        weights = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
+        flat, labels = self.positions.last(outputs).flatten(0, -2), targets.flatten()
+        first = observed * (len(labels) // len(targets))
+        asked = (None, False) if looked is None else (looked.places, looked.with_rest)
+        scores = score(flat, labels, first, weights, *asked)
+        least = torch.finfo(scores.sums.dtype).tiny
+        parts = zip(scores.sums.unbind(), (labels[:first], labels[first:]), strict=True)
+        return scores, [
+            total / self.positions.weight(each, weights).to(total.dtype).clamp(min=least) for total, each in parts
+        ]
+
     def losses_alone(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone: what a step descends while nothing is stored."""
-        outputs, loss = self.learn_alone(x, y)
-        return Losses(loss, current=loss, offer=self.offer(x, y, outputs))
+        plan = None if self.buffer.stored else self.plan(x, y)  # else the method may draw after this
+        if not isinstance(self.answers, TopK) or self.loss is not None:
+            outputs, loss = self.learn_alone(x, y)
+            return Losses(loss, current=loss, offer=self.offer(x, y, outputs, plan))
+        view, targets = self.show([x], [y])
+        outputs = self.forward(view)
+        self.check_labels(y, outputs)
+        scores, (loss, _) = self.score(outputs, targets, rows(y))
+        offer = self.offer(x, y, outputs, plan, self._logs(scores, outputs))
+        return Losses(loss, current=loss, offer=offer)
+
+    def _logs(self, scores: Scores, outputs: Tensor) -> Tensor:
+        """The log-probabilities of the first outputs (B, ...), with the classes last."""
+        assert self.positions is not None
+        shape = self.positions.last(outputs).shape
+        return scores.logs[: shape[:-1].numel()].view(shape)
 
     def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
         """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.

@@ -203,9 +203,9 @@ class Transaction:
         read = learner.device.type == "cpu" or self._steps % READ_INTERVAL == 0
         try:
             # With several ranks, before the backward pass, which waits for the other ranks.
-            with learner.together(STEP):
+            with self.learner.together(STEP):
                 if losses.offer is not None and learner.buffer is not None:
-                    learner.buffer.reserve(*losses.offer)
+                    learner.buffer.reserve(*losses.offer.arguments)
                 check_loss(losses.total, read, self._minibatch)
         except HoldfastError:
             self.roll_back()

@@ -98,8 +98,6 @@ def refusal(found: Findings, settings: Collection[RunConfig]) -> str:
 
 
 def _overview(found: Findings) -> Chart | None:
-    if not found.gains:
-        return None
     methods = {summary.label: summary.method for summary in found.summaries}
     by_kind = {f"{kind} gain (%)": {label: gains[kind] for label, gains in found.gains.items()} for kind in GAINS}
     return gain_chart(f"{found.title}: relative gain over er", by_kind, methods)
@@ -107,18 +105,18 @@ def _overview(found: Findings) -> Chart | None:
 
 def _reliability(found: Findings) -> Chart | None:
     shown = [(o.label, o.method, o.calibration, o.ece.mean) for o in found.summaries if o.calibration and o.ece]
-    return reliability_chart(f"{found.title}: reliability", shown) if shown else None
+    return reliability_chart(f"{found.title}: reliability", shown)
 
 
 def _recency(found: Findings) -> Chart | None:
-    biases = {one.label: one.recency for one in found.summaries if one.recency}
-    if not biases:
-        return None
-    methods = {summary.label: summary.method for summary in found.summaries}
-    shown = [(label, methods[label], bias.task_probabilities, bias.gap) for label, bias in biases.items()]
+    biases = [(one.label, one.method, one.recency) for one in found.summaries if one.recency]
+    shown = [(label, method, bias.task_probabilities, bias.gap) for label, method, bias in biases]
     chart = recency_chart(f"{found.title}: average probability given to each task", shown)
-    shares = [(*row, biases[str(row[0])].prediction_shares[int(row[2] or 1) - 1]) for row in chart.numbers.rows]
-    return replace(chart, numbers=Numbers((*chart.numbers.columns, "prediction_share"), shares))
+    if chart is None:
+        return None
+    shares = {label: bias.prediction_shares for label, _, bias in biases}
+    rows = [(*row, shares[str(row[0])][int(row[2] or 1) - 1]) for row in chart.numbers.rows]
+    return replace(chart, numbers=Numbers((*chart.numbers.columns, "prediction_share"), rows))
 
 
 def _robustness(found: Findings) -> Chart | None:
@@ -178,8 +176,7 @@ def _transfer(found: Findings) -> Chart | None:
 def _tasks(found: Findings) -> Chart | None:
     """The accuracy on each task after each task, of methods that learned the tasks one after the other."""
     shown = [summary for summary in found.summaries if len(summary.transfer.curves) > 1]
-    if not shown:
-        return None
+    chart = matrix_chart(f"{found.title}: each task over time", [_matrix(summary) for summary in shown], folded=True)
     rows = [
         (summary.label, task, after, value.mean, value.low, value.high)
         for summary in shown
@@ -187,8 +184,8 @@ def _tasks(found: Findings) -> Chart | None:
         for after, value in enumerate(curve, start=1)
         if value is not None
     ]
-    chart = matrix_chart(f"{found.title}: each task over time", [_matrix(summary) for summary in shown], folded=True)
-    return replace(chart, numbers=Numbers(("method", "task", "after_task", "accuracy", "low", "high"), rows))
+    numbers = Numbers(("method", "task", "after_task", "accuracy", "low", "high"), rows)
+    return replace(chart, numbers=numbers) if chart else None
 
 
 def _matrix(summary: Summary) -> Heatmap:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from holdfast.analysis import Calibration
 from holdfast.analysis.calibration import pool_calibrations
 from holdfast.analysis.comparisons import Comparison, comparisons
-from holdfast.experiments import BY_CATEGORY, Table, Verdict
+from holdfast.experiments import Table, Verdict
+from holdfast.experiments.measures import BY_CATEGORY
 from holdfast.report.draw.analyses import draw_recency, draw_reliability, draw_robustness
 from holdfast.report.draw.runs import draw_dots, draw_heatmaps, draw_lines, task_ticks
 from holdfast.report.numbers import Numbers, Value
@@ -81,13 +82,15 @@ def comparison_charts(comparison: Comparison) -> list[Chart]:
         panels = dict(zip(("Accuracy on all tasks seen so far", "Accuracy on the first task"), found, strict=True))
         draw = partial(draw_lines, panels, task_ticks(max(len(line.mean) for line in found[0])))
         charts.append(Chart(f"Accuracy over tasks: {comparison.title}", alt, Numbers((*columns, "seeds"), rows), draw))
-    if maps := heatmaps(comparison):
-        charts.append(matrix_chart(f"Accuracy matrices: {comparison.title}", maps, folded=True))
+    if matrices := matrix_chart(f"Accuracy matrices: {comparison.title}", heatmaps(comparison), folded=True):
+        charts.append(matrices)
     return charts
 
 
-def matrix_chart(title: str, maps: Sequence[Heatmap], *, folded: bool = False) -> Chart:
-    """Accuracy matrices in one figure."""
+def matrix_chart(title: str, maps: Sequence[Heatmap], *, folded: bool = False) -> Chart | None:
+    """Accuracy matrices in one figure; None if there are none, as for the other charts."""
+    if not maps:
+        return None
     rows: list[tuple[Value, ...]] = [
         (heatmap.label, stage, task, value, heatmap.seeds)
         for heatmap in maps
@@ -201,14 +204,12 @@ def _ticks(places: Sequence[str]) -> tuple[list[str], str]:
 
 def _matrices_chart(part: Table, group: str) -> Chart | None:
     runs = {stored.config: stored.result for verdict in part.verdicts for stored in verdict.stored}
-    for comparison in comparisons(runs.values()):  # one, as a block is of one benchmark and buffer
-        if maps := heatmaps(comparison):
-            return matrix_chart(f"Accuracy matrices: {comparison.title}", maps)
-    return None
+    made = (matrix_chart(f"Accuracy matrices: {each.title}", heatmaps(each)) for each in comparisons(runs.values()))
+    return next(filter(None, made), None)  # a block is of one benchmark and buffer
 
 
 def _gains_chart(part: Table, group: str) -> Chart | None:
-    return gain_chart(f"{part.experiment.title}: {group}", part.derived) if part.derived else None
+    return gain_chart(f"{part.experiment.title}: {group}", part.derived)
 
 
 def _reliability_chart(part: Table, group: str) -> Chart | None:
@@ -218,16 +219,13 @@ def _reliability_chart(part: Table, group: str) -> Chart | None:
         found = [stored.analysis.calibration for stored in verdict.stored if stored.analysis]
         if bins := [each for each in found if each]:
             shown.append((verdict.cell.row, verdict.cell.config.method, pool_calibrations(bins), verdict.mean))
-    return reliability_chart(f"{part.experiment.title}: reliability, {group}", shown) if shown else None
+    return reliability_chart(f"{part.experiment.title}: reliability, {group}", shown)
 
 
 def _recency_chart(part: Table, group: str) -> Chart | None:
-    found = []
-    for row, values in _means(part, group).items():
-        *probabilities, gap = values.values()
-        if not any(map(isnan, values.values())):
-            found.append((row, row, probabilities, gap))
-    return recency_chart(f"{part.experiment.title}: {group}", found) if found else None
+    rows = {row: list(values.values()) for row, values in _means(part, group).items()}
+    found = [(row, row, values[:-1], values[-1]) for row, values in rows.items() if not any(map(isnan, values))]
+    return recency_chart(f"{part.experiment.title}: {group}", found)
 
 
 def _robustness_chart(part: Table, group: str) -> Chart | None:
@@ -244,9 +242,11 @@ def _robustness_chart(part: Table, group: str) -> Chart | None:
 
 def gain_chart(
     title: str, gains: Mapping[str, Mapping[str, float | None]], methods: Mapping[str, str] | None = None
-) -> Chart:
+) -> Chart | None:
     """Relative gains over er in percent, by kind and label, the largest mean gain on top; `methods` by label."""
     labels = dict.fromkeys(label for by_label in gains.values() for label in by_label)
+    if not labels:
+        return None
     order = sorted(labels, key=lambda label: -sum(by_label[label] or 0.0 for by_label in gains.values()))
     panels = {
         kind: [
@@ -263,8 +263,10 @@ def gain_chart(
     return Chart(title, f"{title}. {words}.", numbers, partial(draw_dots, filled, order=order, from_zero=True))
 
 
-def reliability_chart(title: str, found: Sequence[tuple[str, str, Calibration, float]]) -> Chart:
+def reliability_chart(title: str, found: Sequence[tuple[str, str, Calibration, float]]) -> Chart | None:
     """Reliability diagrams by label, method, bins and ECE in percent, the worst calibrated first."""
+    if not found:
+        return None
     order = sorted(found, key=lambda one: -one[3])
     rows: list[tuple[Value, ...]] = []
     for label, _, bins, ece in order:
@@ -276,12 +278,14 @@ def reliability_chart(title: str, found: Sequence[tuple[str, str, Calibration, f
     return Chart(title, alt, numbers, partial(draw_reliability, order))
 
 
-def recency_chart(title: str, found: Sequence[tuple[str, str, Sequence[float], float]]) -> Chart:
+def recency_chart(title: str, found: Sequence[tuple[str, str, Sequence[float], float]]) -> Chart | None:
     """The average probability of each task by label, method and task, the one most biased to the last task first."""
+    if not found:
+        return None
     order = sorted(found, key=lambda one: -one[3])
     rows: list[tuple[Value, ...]] = [
         (label, gap, task, value) for label, _, values, gap in order for task, value in enumerate(values, start=1)
     ]
-    alt = f"{title}. Last task minus first: {ranking((label, gap) for label, _, _, gap in order)}."
     numbers = Numbers(("method", "recency_gap", "task", "probability"), rows)
+    alt = f"{title}. Last task minus first: {ranking((label, gap) for label, _, _, gap in order)}."
     return Chart(title, alt, numbers, partial(draw_recency, order))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-__all__ = ["Numbers", "Value"]
+__all__ = ["Numbers", "Value", "plain_text"]
 
 Value = str | int | float | None
 
@@ -32,10 +31,8 @@ class Numbers:
 
     def plain(self) -> list[dict[str, Value]]:
         """An object per row, None where a value is missing."""
-        return [
-            {column: None if _missing(value) else value for column, value in zip(self.columns, row, strict=True)}
-            for row in self.rows
-        ]
+        rows = ([None if value != value else value for value in row] for row in self.rows)
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
     def json(self) -> str:
         """A list of objects, one per row."""
@@ -46,14 +43,13 @@ class Numbers:
         return "data:text/csv;charset=utf-8," + quote(self.csv(), safe=",;:+-./()")
 
 
-def _missing(value: Value) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def plain_text(value: Value) -> str:
+    """The value with at most six digits; empty where it is missing."""
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _cell(value: Value) -> str:
-    if value is None or _missing(value):
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else plain_text(value)

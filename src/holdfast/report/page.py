@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,18 +19,11 @@ from holdfast.config import RunConfig
 from holdfast.experiments import JUDGED, Results, Table, claims, trust
 from holdfast.report.analyses import analysis_charts, refusal
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
+from holdfast.report.draw.canvas import inline_svg
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
-from holdfast.report.gallery import Gallery, Picture, Pictures
 from holdfast.report.numbers import Numbers
 from holdfast.report.runs import by_benchmark, run_numbers
-from holdfast.report.tables import (
-    Block,
-    blocks,
-    cell_numbers,
-    column_title,
-    comparison_block,
-    derived_blocks,
-)
+from holdfast.report.tables import Block, blocks, cell_numbers, column_title, comparison_block, derived_blocks
 from holdfast.report.text import count, duration, slug
 from holdfast.results import RunResult, environment
 
@@ -36,10 +31,62 @@ __all__ = ["html_page"]
 
 MOST_SKIPPED = 200
 """Skipped files named on the page."""
-
+FIGURES_BUDGET = 2_800_000
+"""Bytes of figures with their numbers; the page as a whole stays below 5 MB."""
 
 Number = tuple[RunConfig, str]
 """A measure of a config over all its seeds."""
+
+
+class Picture(NamedTuple):
+    """A drawn figure."""
+
+    id: str
+    title: str
+    svg: Any
+    numbers: Numbers
+    units: int
+    """Its width in units of its own letters, which are 10 units high."""
+
+
+@dataclass
+class Pictures:
+    """The figures of a section: in view, on demand, and how many found no room."""
+
+    shown: list[Picture] = field(default_factory=list)
+    folded: list[Picture] = field(default_factory=list)
+    left_out: int = 0
+
+
+class Gallery:
+    """Draws figures until the page is full."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._ids: set[str] = set()
+
+    def draw(self, charts: Iterable[Chart]) -> Pictures:
+        """The charts as pictures, folded ones last."""
+        from markupsafe import Markup
+
+        pictures = Pictures()
+        for chart in sorted(charts, key=lambda chart: chart.folded):
+            if self._bytes > FIGURES_BUDGET:
+                pictures.left_out += 1
+                continue
+            name = self._name(chart)
+            figure = chart.draw()
+            svg = inline_svg(figure, name, chart.alt)
+            self._bytes += len(svg.encode()) + len(chart.numbers.data_uri())
+            picture = Picture(name, chart.title, Markup(svg), chart.numbers, round(72 * figure.get_figwidth()))
+            (pictures.folded if chart.folded else pictures.shown).append(picture)
+        return pictures
+
+    def _name(self, chart: Chart) -> str:
+        names = (f"figure-{chart.slug}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+        name = next(name for name in names if name not in self._ids)
+        self._ids.add(name)
+        return name
 
 
 @dataclass(frozen=True)
@@ -63,12 +110,7 @@ class Section:
 
 
 def html_page(
-    results: Results,
-    tables: Sequence[Table],
-    analyses: Sequence[Findings],
-    *,
-    title: str,
-    refused: Sequence[str] = (),
+    results: Results, tables: Sequence[Table], analyses: Sequence[Findings], *, title: str, refused: Sequence[str]
 ) -> str:
     """The page as text. `tables` are the experiments to show, those without results included; so are `analyses`.
 
@@ -88,7 +130,7 @@ def html_page(
     ).from_string(_template("report.html"))
     return template.render(
         title=title,
-        subtitle=_subtitle(runs),
+        subtitle=f"{count(len(runs), 'result')} on {', '.join(sorted({run.config.benchmark for run in runs}))}",
         version=environment(torch.device("cpu"))["holdfast"],
         css=Markup(_template("report.css")),
         light=Markup(_variables(LIGHT, dark=False)),
@@ -240,10 +282,6 @@ def _absent(table: Table) -> str:
         filled = {getattr(verdict.cell, kind) for verdict in table.verdicts if verdict.n}
         empty += dict.fromkeys(name for v in table.verdicts if (name := getattr(v.cell, kind)) not in filled)
     return f" No results yet for {', '.join(map(column_title, empty))}." if empty else ""
-
-
-def _subtitle(runs: Sequence[RunResult]) -> str:
-    return f"{count(len(runs), 'result')} on {', '.join(sorted({run.config.benchmark for run in runs}))}"
 
 
 def _tiles(

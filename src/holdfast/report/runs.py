@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import fields
 from math import nan
 from typing import Any
 
 from holdfast.config import RunConfig
-from holdfast.report.numbers import Numbers, Value
+from holdfast.report.numbers import Numbers, Value, plain_text
 from holdfast.report.tables import METRICS
 from holdfast.results import RunResult
 
-__all__ = ["BenchmarkRuns", "by_benchmark", "run_numbers"]
+__all__ = ["by_benchmark", "run_numbers"]
 
 RECORDED = ("holdfast", "commit", "torch", "python", "device", "device_type", "threads")
 NUMBERS = ("seed", *METRICS, "seconds")
 """Columns that are shown even where all runs are alike."""
 
 
-@dataclass(frozen=True)
-class BenchmarkRuns:
-    """The runs on one benchmark: what they have in common, and a table of what sets them apart."""
-
-    name: str
-    common: Sequence[tuple[str, str]]
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def by_benchmark(results: Iterable[RunResult]) -> list[BenchmarkRuns]:
-    """Every run, by benchmark."""
+def by_benchmark(results: Iterable[RunResult]) -> list[dict[str, Any]]:
+    """Of each benchmark: its `name`, what its runs have in `common`, `columns` and `rows` of what sets them apart."""
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.config.benchmark, []).append(result)
@@ -51,19 +41,14 @@ def run_numbers(results: Iterable[RunResult]) -> Numbers:
     return Numbers((*settings, "options", *METRICS, "seconds", *RECORDED, "fingerprint"), rows)
 
 
-def _benchmark_runs(name: str, numbers: Numbers) -> BenchmarkRuns:
+def _benchmark_runs(name: str, numbers: Numbers) -> dict[str, Any]:
     columns = dict(zip(numbers.columns, zip(*numbers.rows, strict=True), strict=True))
     alike = {column: values[0] for column, values in columns.items() if len(set(values)) == 1}
-    common = [(c, _text(value)) for c, value in alike.items() if c not in NUMBERS and value not in (None, "")]
+    common = [(c, plain_text(value)) for c, value in alike.items() if c not in NUMBERS and value not in (None, "")]
     shown = [column for column in columns if column in (*NUMBERS, "method", "fingerprint") or column not in alike]
-    rows = list(zip(*([_text(value) for value in columns[column]] for column in shown), strict=True))
-    return BenchmarkRuns(name, [pair for pair in common if pair[0] not in shown], shown, rows)
-
-
-def _text(value: Value) -> str:
-    if value is None or value != value:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    rows = list(zip(*([plain_text(value) for value in columns[column]] for column in shown), strict=True))
+    common = [pair for pair in common if pair[0] not in shown]
+    return {"name": name, "common": common, "columns": shown, "rows": rows}
 
 
 def _plain(value: Any) -> Value:

@@ -61,9 +61,9 @@ class Dot:
     text: str = ""
 
     @classmethod
-    def of_runs(cls, label: str, method: str, mean: float, std: float, n: int, decimals: int = 2) -> Dot:
+    def of_runs(cls, label: str, method: str, mean: float, std: float, n: int) -> Dot:
         """The mean of n runs; its interval is the standard deviation to either side."""
-        return cls(label, method, mean, mean - std, mean + std, plus_minus(mean, std, n, decimals=decimals))
+        return cls(label, method, mean, mean - std, mean + std, plus_minus(mean, std, n))
 
 
 def mean_over_seen(matrix: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def derived_blocks(table: Table) -> list[Block]:
     if not table.derived:
         return []
     names = dict.fromkeys(row for column in table.derived.values() for row in column)
-    rows = [(name, [_number(column.get(name), "+.2f") for column in table.derived.values()]) for name in names]
+    rows = [(name, [_number(column.get(name)) for column in table.derived.values()]) for name in names]
     return [Block("computed from the means", f"{table.experiment.title}, computed", list(table.derived), rows)]
 
 
@@ -207,8 +207,8 @@ def _cell(verdict: Verdict | None) -> CellText:
     )
 
 
-def _number(value: float | None, format: str) -> CellText:
-    return CellText() if value is None or isnan(value) else CellText(f"{value:.6f}", f"{value:{format}}")
+def _number(value: float | None) -> CellText:
+    return CellText() if value is None or isnan(value) else CellText(f"{value:.6f}", f"{value:+.2f}")
 
 
 def _grid(block: Block) -> list[list[str]]:

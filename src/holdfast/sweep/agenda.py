@@ -15,7 +15,7 @@ from holdfast.config import RunConfig
 from holdfast.experiments import Results
 from holdfast.files import locked
 from holdfast.schema import read_json, write_json
-from holdfast.sweep.leases import HEARTBEAT, Leases
+from holdfast.sweep.leases import Leases
 from holdfast.sweep.runner import Event, checkpoint_path
 
 __all__ = ["Agenda", "SweepSummary"]
@@ -40,8 +40,7 @@ class Agenda:
 
     def __init__(self, configs: Iterable[RunConfig], out: Path, finished: Results) -> None:
         self.summary = SweepSummary()
-        self._out, self._leases = out, Leases(out)
-        self._renewed = time.monotonic()
+        self._out, self.leases = out, Leases(out)
         self._waiting: deque[RunConfig] = deque()
         damaged = {skipped.path: skipped.reason for skipped in finished.skipped}
         for config in dict.fromkeys(configs):
@@ -54,7 +53,7 @@ class Agenda:
             else:
                 self._waiting.append(config)
         self._old_failures = {config: _failure_time(out, config) for config in self._waiting}
-        self._leases.clear(self.summary.there)
+        self.leases.clear(self.summary.there)
         for config in self.summary.there if (out / ".checkpoints").is_dir() else ():
             checkpoint.discard(checkpoint_path(out, config))
 
@@ -75,10 +74,10 @@ class Agenda:
 
     def _take(self, config: RunConfig) -> bool:
         """Lease a run that is neither finished nor taken, and remove what a killed attempt left behind."""
-        if self._failed_elsewhere(config) or not self._leases.acquire(config):
+        if self._failed_elsewhere(config) or not self.leases.acquire(config):
             return False
         if _is_finished(self._out, config):  # by another sweep, just before we leased it
-            self._leases.release(config)
+            self.leases.release(config)
             return False
         _remove_scratch(self._out, config)
         return True
@@ -113,24 +112,18 @@ class Agenda:
         else:
             return
         _remove_scratch(self._out, event.config)
-        self._leases.release(event.config)
-
-    def renew_leases(self) -> None:
-        """Show other hosts, once a minute, that this sweep is alive."""
-        if time.monotonic() - self._renewed > HEARTBEAT:
-            self._renewed = time.monotonic()
-            self._leases.renew()
+        self.leases.release(event.config)
 
     def close(self) -> None:
         """Release the runs that were taken and not finished."""
-        for config in self._leases.mine():
+        for config in self.leases.mine():
             if _is_finished(self._out, config):  # saved, then interrupted before the runner could say so
                 self.summary.done.append(config)
                 checkpoint.discard(checkpoint_path(self._out, config))
             else:
                 self._waiting.append(config)
             _remove_scratch(self._out, config)
-            self._leases.release(config)
+            self.leases.release(config)
         self.summary.left = len(self._waiting)
 
 
@@ -150,10 +143,9 @@ def _failure_path(out: Path, config: RunConfig) -> Path:
 
 def _failure_time(out: Path, config: RunConfig) -> int | None:
     """When the record of a failure was written; None if there is no record."""
-    try:
+    with suppress(OSError):
         return _failure_path(out, config).stat().st_mtime_ns
-    except OSError:
-        return None
+    return None
 
 
 def _record_failure(out: Path, event: Event) -> None:

@@ -50,33 +50,28 @@ class RayRunner:
         with self.remote.reserved() if self.remote else nullcontext(), self._connected():
             if self.device == "auto":
                 self.device = "cuda" if self.ray.cluster_resources().get("GPU") else "cpu"
+            data = data_root(job.data).absolute() if job.data else None
+            job = job._replace(out=job.out.absolute(), data=data, device=self.device)
             task = self.ray.remote(num_cpus=1, num_gpus=int(self.device != "cpu"), max_retries=RETRIES)(_carry_out)
             running: dict[Any, RunConfig] = {}
+            more, url = True, self.remote.url if self.remote else None
+
+            def start(config: RunConfig) -> None:
+                running[task.remote(config.to_dict(), job, url)] = config
+
             try:
-                self._run(configs, job, emit, task, running)
+                while more or running:
+                    more = more and hand_out(configs, lambda: len(running) < self._room(), start, emit)
+                    ready = self.ray.wait(list(running), timeout=POLL)[0] if running else []
+                    if more and not running:
+                        time.sleep(POLL)
+                    emit(None)
+                    if self.remote is not None:
+                        self.remote.renew()
+                    for reference in ready:
+                        emit(self._settled(reference, running.pop(reference), job))
             finally:
                 self._end(list(running))
-
-    def _run(
-        self, configs: Iterator[RunConfig | None], job: Job, emit: Emit, task: Any, running: dict[Any, RunConfig]
-    ) -> None:
-        data = data_root(job.data).absolute() if job.data else None
-        job = job._replace(out=job.out.absolute(), data=data, device=self.device)
-        more, url = True, self.remote.url if self.remote else None
-
-        def start(config: RunConfig) -> None:
-            running[task.remote(config.to_dict(), job, url)] = config
-
-        while more or running:
-            more = more and hand_out(configs, lambda: len(running) < self._room(), start, emit)
-            ready = self.ray.wait(list(running), timeout=POLL)[0] if running else []
-            if more and not running:
-                time.sleep(POLL)
-            emit(None)
-            if self.remote is not None:
-                self.remote.renew()
-            for reference in ready:
-                emit(self._settled(reference, running.pop(reference), job))
 
     def _end(self, references: list[Any]) -> None:
         """End all tasks; each may finish a step and write its state first. Ctrl-C ends them at once."""

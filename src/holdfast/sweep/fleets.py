@@ -14,19 +14,9 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.fleet import Outcome, run_fleet
 from holdfast.plugins import import_plugins
-from holdfast.run_state import Checkpointer, Progress
-from holdfast.sweep.runner import (
-    POLL,
-    Emit,
-    Event,
-    Job,
-    checkpoint_path,
-    failure,
-    learned,
-    make_checkpointer,
-    save,
-    throttled,
-)
+from holdfast.run_state import Checkpointer
+from holdfast.sweep import runner
+from holdfast.sweep.runner import Emit, Event, Job
 
 __all__ = ["FleetRunner"]
 
@@ -53,7 +43,7 @@ class FleetRunner:
             if config is not None:
                 self._fleet(chain([config], configs), job, emit)
             else:
-                time.sleep(POLL)
+                time.sleep(runner.POLL)
                 emit(None)
             if self._stopping:
                 raise KeyboardInterrupt
@@ -69,35 +59,32 @@ class FleetRunner:
                 yield config
 
         def checkpointer(config: RunConfig, device: torch.device) -> Checkpointer:
-            self._checkpointers[config] = made = make_checkpointer(config, job, device)
+            self._checkpointers[config] = made = runner.make_checkpointer(config, job, device)
             if self._stopping:
                 made.request_stop()
             return made
 
-        def moved(progress: Progress) -> bool | None:
-            return emit(Event("moved", progress.config, progress.fraction, row=learned(progress)))
-
         options: dict[str, Any] = {"size": self.size, "data": job.data, "device": job.device}
         try:
-            for outcome in run_fleet(take(), **options, on_step=throttled(moved), make_checkpointer=checkpointer):
+            for outcome in run_fleet(take(), **options, on_step=runner.throttled(emit), make_checkpointer=checkpointer):
                 ended = _settled(outcome, job)
                 running.remove(outcome.config)
                 self._checkpointers.pop(outcome.config, None)
                 emit(ended)
         except Exception as error:
             for config in running:
-                emit(failure(config, error))
+                emit(runner.failure(config, error))
 
 
 def _settled(outcome: Outcome, job: Job) -> Event:
     """Save the result of a run, if it has one; returns how the run ended."""
     if outcome.error is not None:
-        return failure(outcome.config, outcome.error)
+        return runner.failure(outcome.config, outcome.error)
     if outcome.result is None:
-        checkpoint.discard(checkpoint_path(job.out, outcome.config))
+        checkpoint.discard(runner.checkpoint_path(job.out, outcome.config))
         return Event("abandoned", outcome.config)
     try:
-        save(outcome.result, job)
+        runner.save(outcome.result, job)
     except HoldfastError as error:
-        return failure(outcome.config, error)
+        return runner.failure(outcome.config, error)
     return Event("done", outcome.config, 1.0)

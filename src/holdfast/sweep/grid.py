@@ -48,7 +48,7 @@ def sweep(
     agenda = Agenda(configs, out, load_results(out) if finished is None else finished)
 
     def emit(event: Event | None) -> None:
-        agenda.renew_leases()
+        agenda.leases.renew()
         if event is not None:
             agenda.note(event)
             if watch:

@@ -36,6 +36,7 @@ class Leases:
     def __init__(self, out: Path) -> None:
         self._folder = out / ".leases"
         self._mine: dict[RunConfig, Path] = {}
+        self._renewed = time.monotonic()
 
     def acquire(self, config: RunConfig) -> bool:
         """Lease a run; False if a living process has it."""
@@ -74,10 +75,12 @@ class Leases:
         return list(self._mine)
 
     def renew(self) -> None:
-        """Renew the time stamps: the sign of life for other hosts."""
-        for path in self._mine.values():
-            with suppress(OSError):
-                os.utime(path)
+        """Renew the time stamps once a minute: the sign of life for other hosts."""
+        if time.monotonic() - self._renewed > HEARTBEAT:
+            self._renewed = time.monotonic()
+            for path in self._mine.values():
+                with suppress(OSError):
+                    os.utime(path)
 
 
 @dataclass

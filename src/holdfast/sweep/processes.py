@@ -11,28 +11,15 @@ from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from holdfast.config import RunConfig
 from holdfast.devices import threads_for
 from holdfast.errors import UsageError
-from holdfast.run_state import Progress
-from holdfast.sweep.runner import (
-    GRACE,
-    POLL,
-    Abandoned,
-    Emit,
-    Event,
-    Job,
-    carry_out,
-    failure,
-    hand_out,
-    learned,
-    signals_blocked,
-    throttled,
-)
+from holdfast.sweep import runner
+from holdfast.sweep.runner import Emit, Event, Job
 
 __all__ = ["ProcessRunner", "cores"]
 
@@ -68,7 +55,7 @@ class ProcessRunner:
 
         try:
             while True:
-                more = more and hand_out(configs, has_room, start, emit)
+                more = more and runner.hand_out(configs, has_room, start, emit)
                 busy = [worker for worker in workers if worker.config]
                 if not more and not busy:
                     return
@@ -96,9 +83,9 @@ def _listen(busy: list[_Worker], emit: Emit) -> None:
     """Wait for news of the workers, at most `POLL` seconds, and pass it on."""
     signs: list[Any] = [sign for worker in busy for sign in (worker.pipe, worker.process.sentinel)]
     if signs:
-        connection.wait(signs, POLL)
+        connection.wait(signs, runner.POLL)
     else:
-        time.sleep(POLL)
+        time.sleep(runner.POLL)
     emit(None)
     for worker in busy:
         for event in worker.news():
@@ -121,26 +108,21 @@ class _Worker:
         """Have it carry out a run; with None, leave its run, unless it has just finished it."""
         self.config = config or self.config
         with suppress(OSError):  # it is dead; `news` reports that
-            self.pipe.send(config and config.to_dict())
+            self.pipe.send(config)
 
     def news(self) -> Iterator[Event]:
         """Its messages since the last call; its death is the failure of its run."""
         try:
             while self.config and self.pipe.poll():
-                yield self._understand(*self.pipe.recv())
+                event: Event = self.pipe.recv()
+                if event.kind != "moved":
+                    self.config = None
+                yield event
         except (EOFError, OSError):
-            self.process.join(POLL)
+            self.process.join(runner.POLL)
         if self.config and not self.process.is_alive():
             config, self.config = self.config, None
             yield Event("failed", config, error=f"its process {_ending(self.process.exitcode)}")
-
-    def _understand(self, kind: Literal["moved", "done", "failed", "abandoned"], *details: Any) -> Event:
-        assert self.config is not None
-        config = self.config
-        if kind == "moved":
-            return Event(kind, config, fraction=details[0], row=details[1])
-        self.config = None
-        return Event(kind, config, 1.0, *details)
 
 
 def _end(workers: list[_Worker]) -> None:
@@ -149,7 +131,7 @@ def _end(workers: list[_Worker]) -> None:
         for worker in workers:
             worker.pipe.close()
             worker.process.terminate()
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + runner.GRACE
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
     finally:
@@ -163,7 +145,7 @@ def _start(process: BaseProcess) -> None:
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        with signals_blocked(signal.SIGINT):
+        with runner.signals_blocked(signal.SIGINT):
             process.start()
     finally:
         del os.environ["PYTHONSAFEPATH"]
@@ -184,31 +166,29 @@ def _work(pipe: Connection, job: Job, threads: int) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)  # as many as the same run has in the sweep's own process: same arithmetic
 
-    def send(*message: Any) -> None:
+    def send(event: Event) -> None:
         with suppress(OSError):  # the sweep has ended; the run must still come to write its state
-            pipe.send(message)
+            pipe.send(event)
 
-    def moved(progress: Progress) -> None:
-        send("moved", progress.fraction, learned(progress))
+    def moved(event: Event) -> None:
+        send(event)
         with suppress(EOFError, OSError):  # the sweep has ended
-            if progress.fraction < 1 and pipe.poll() and pipe.recv() is None:
-                raise Abandoned
+            if event.fraction < 1 and pipe.poll() and pipe.recv() is None:
+                raise runner.Abandoned
 
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
-            message = pipe.recv()
-            if message is None:  # the run to abandon had just ended
+            config: RunConfig | None = pipe.recv()
+            if config is None:  # the run to abandon had just ended
                 continue
-            config = RunConfig.from_dict(message)
             try:
-                carry_out(config, job, throttled(moved))
-            except Abandoned:
-                send("abandoned")
+                runner.carry_out(config, job, runner.throttled(moved))
+            except runner.Abandoned:
+                send(Event("abandoned", config))
             except Exception as error:
-                event = failure(config, error)
-                send("failed", event.error, event.trace)
+                send(runner.failure(config, error))
             else:
-                send("done")
+                send(Event("done", config, 1.0))
 
 
 def _end_with_parent() -> None:
@@ -217,5 +197,5 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE)
+        time.sleep(runner.GRACE)
         os._exit(1)

@@ -24,7 +24,7 @@ from holdfast.run_state import Checkpointer, Progress
 from holdfast.training import run
 
 __all__ = ["GRACE", "POLL", "Abandoned", "Emit", "Event", "Job", "Runner", "carry_out", "checkpoint_path"]
-__all__ += ["failure", "hand_out", "learned", "make_checkpointer", "save", "signals_blocked", "throttled"]
+__all__ += ["failure", "hand_out", "make_checkpointer", "save", "signals_blocked", "throttled"]
 
 log = logging.getLogger(__name__)
 
@@ -169,23 +169,17 @@ def failure(config: RunConfig, error: Exception) -> Event:
     return Event("failed", config, error=f"{type(error).__name__}: {error}", trace=trace)
 
 
-def learned(progress: Progress) -> tuple[float, ...] | None:
-    """The accuracies on the tasks learned so far, if a task has just ended."""
-    if not progress.ends_task or progress.row is None:
-        return None
-    last = progress.task + 1 == progress.stages  # then of all tasks, also where they were learned at once
-    return tuple(progress.row if last else progress.row[: progress.task + 1])
-
-
-def throttled(tell: Callable[[Progress], bool | None]) -> Callable[[Progress], bool | None]:
-    """`tell`, but at most once in `REPORT` seconds for each run, and whenever a task ends."""
+def throttled(tell: Callable[[Event], bool | None]) -> Callable[[Progress], bool | None]:
+    """To be called after every step: tells of each run at most once in `REPORT` seconds, and whenever a task ends."""
     last: dict[RunConfig, float] = {}
 
     def on_step(progress: Progress) -> bool | None:
-        now = time.perf_counter()
-        if progress.ends_task or now - last.get(progress.config, 0.0) > REPORT:
-            last[progress.config] = now
-            return tell(progress)
-        return None
+        now, row = time.perf_counter(), progress.row if progress.ends_task else None
+        if not progress.ends_task and now - last.get(progress.config, 0.0) <= REPORT:
+            return None
+        last[progress.config] = now
+        # The last row has all tasks, also where they were learned at once.
+        known = progress.task + 1 if progress.task + 1 < progress.stages else None
+        return tell(Event("moved", progress.config, progress.fraction, row=tuple(row[:known]) if row else None))
 
     return on_step

@@ -210,6 +210,11 @@ class GroupedForward:
         """False for a model of these two kinds; None until a pass has shown it."""
 
     @property
+    def needless(self) -> bool:
+        """Whether minibatches do not affect each other in any case: the model has no BatchNorm."""
+        return not (self.ordinary or self.grouped)
+
+    @property
     def fused(self) -> bool:
         """Whether one pass is enough. It may change: parts of a model can be frozen or thawed at any time."""
         return self._fusible is not False and all(map(_frozen, self.ordinary))

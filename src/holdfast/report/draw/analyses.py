@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from holdfast.analysis import CATEGORIES, CORRUPTIONS, SEVERITIES, Calibration, contact_sheet
 from holdfast.errors import HoldfastError
+from holdfast.files import telling
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
 from holdfast.report.draw.runs import draw_cells
 from holdfast.report.draw.style import INK, Style, looks
@@ -22,22 +22,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "draw_contact_sheet",
-    "draw_recency",
-    "draw_reliability",
-    "draw_robustness",
-    "save_contact_sheet",
-]
+__all__ = ["draw_contact_sheet", "draw_recency", "draw_reliability", "draw_robustness", "save_contact_sheet"]
 
 LONGEST = 22  # characters of a name in a figure
 
 
 def draw_reliability(found: Sequence[tuple[str, str, Calibration, float]], *, title: str = "") -> Figure:
     """Reliability diagrams by label and method, with the ECE in percent; below each, where its confidences lie."""
-    across = per_row(len(found), 6)
+    across, rows = per_row(len(found), 6)
     styles = looks({label: method for label, method, _, _ in found})
-    width, height = across * 1.85 + 0.65, ceil(len(found) / across) * 2.6 + 0.55
+    width, height = across * 1.85 + 0.65, rows * 2.6 + 0.55
     with blank(width, height, title) as figure:
         for number, (left, top) in enumerate(places(len(found), across, (1.85, 2.6), 0.6, 0.4)):
             label, _, bins, ece = found[number]
@@ -78,8 +72,8 @@ def draw_recency(found: Sequence[tuple[str, str, Sequence[float], float]], *, ti
     highest = max(max(probabilities) for _, _, probabilities, _ in found)
     styles = looks({label: method for label, method, _, _ in found})
     wide = max(1.25, 0.21 * tasks)
-    across = per_row(len(found), max(1, int(10.5 / (wide + 0.15))))
-    width, height = across * (wide + 0.15) + 0.75, ceil(len(found) / across) * 2.25 + 0.4
+    across, rows = per_row(len(found), max(1, int(10.5 / (wide + 0.15))))
+    width, height = across * (wide + 0.15) + 0.75, rows * 2.25 + 0.4
     with blank(width, height, title) as figure:
         for number, (left, top) in enumerate(places(len(found), across, (wide + 0.15, 2.25), 0.65, 0.4)):
             label, _, probabilities, gap = found[number]
@@ -160,9 +154,7 @@ def draw_contact_sheet(images: Tensor) -> Figure:
 def save_contact_sheet(images: Tensor, out: Path) -> Path:
     """The contact sheet as `out`/contact-sheet.png, large enough that every pixel shows."""
     path = out / "contact-sheet.png"
-    try:
+    with telling(HoldfastError, f"the figure could not be written to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         draw_contact_sheet(images).savefig(path, dpi=200)
-    except OSError as error:
-        raise HoldfastError(f"the figure could not be written to {out}: {error.strerror or error}.") from error
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError
+from holdfast.files import telling
 from holdfast.report.draw.style import INK, STYLE, theme_colors
 from holdfast.report.numbers import Numbers
 from holdfast.report.text import visible
@@ -60,9 +61,10 @@ def add_note(figure: Figure, text: str, *, left: float) -> None:
     figure.text(left / width, 0.08 / height, text, fontsize=9, color=INK["muted"], va="bottom")
 
 
-def per_row(panels: int, most: int) -> int:
-    """How many panels to put in a row so that all rows are about equally full, at most `most`."""
-    return ceil(panels / ceil(panels / most))
+def per_row(panels: int, most: int) -> tuple[int, int]:
+    """How many panels to put in a row so that all rows are about equally full, at most `most`; and how many rows."""
+    across = ceil(panels / ceil(panels / most))
+    return across, ceil(panels / across)
 
 
 def places(panels: int, across: int, size: tuple[float, float], left: float, top: float) -> list[tuple[float, float]]:
@@ -79,17 +81,14 @@ def save_figure(figure: Figure, path: Path, numbers: Numbers | None = None, *, j
     """Write `path` as PNG and SVG, with the numbers behind it as CSV (and JSON) if given; returns the PNG's path."""
     import matplotlib as mpl
 
-    try:
+    with telling(HoldfastError, f"the figure could not be written to {path.parent}"), mpl.rc_context(STYLE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(STYLE):
-            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-            figure.savefig(path.with_suffix(".png"), dpi=160)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        figure.savefig(path.with_suffix(".png"), dpi=160)
         if numbers is not None:
             path.with_suffix(".csv").write_text(numbers.csv(), encoding="utf-8")
             if json:
                 path.with_suffix(".json").write_text(numbers.json(), encoding="utf-8")
-    except OSError as error:
-        raise HoldfastError(f"the figure could not be written to {path.parent}: {error.strerror or error}.") from error
     return path.with_suffix(".png")
 
 

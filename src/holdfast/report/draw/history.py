@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.report.draw.canvas import blank
-from holdfast.report.draw.runs import plot_line
 from holdfast.report.draw.style import VARIANTS
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def draw_history(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figur
         panel = figure.subplots()
         for number, (name, (steps, scores, begins)) in enumerate(drawn.items()):
             style = VARIANTS[number % len(VARIANTS)]
-            plot_line(panel, steps, scores, style, label=name)
+            panel.plot(steps, scores, label=name, **style.line())
             for step, score, begin in zip(steps, scores, begins, strict=True):
                 if begin:
                     panel.scatter(step, score, s=120, facecolors="none", edgecolors=style.color)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
 from holdfast.report.draw.style import INK, QUIET, Style, color_map, looks
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_cells", "draw_dots", "draw_heatmaps", "draw_lines", "plot_line", "spread", "task_ticks"]
+__all__ = ["draw_cells", "draw_dots", "draw_heatmaps", "draw_lines", "spread", "task_ticks"]
 
 LABEL_GAP = 12.5  # points between the names at the ends of lines
 LONGEST = 30  # characters of a name in a figure
@@ -72,10 +72,10 @@ def task_ticks(tasks: int) -> dict[int, str]:
 
 def draw_heatmaps(maps: Sequence[Heatmap], *, title: str = "") -> Figure:
     """Accuracy matrices side by side on one colour scale: a row per stage, a column per task."""
-    across = per_row(len(maps), 8)
+    across, rows = per_row(len(maps), 8)
     side = 1.35 if across > 5 else 1.75 if across > 2 else 2.6
     top, size = 0.7 if title else 0.35, (side + 0.2, side + 0.5)
-    width, height = across * size[0] + 1.5, ceil(len(maps) / across) * size[1] + top + 0.25
+    width, height = across * size[0] + 1.5, rows * size[1] + top + 0.25
     low, high = _limits([row for heatmap in maps for row in heatmap.rows])
     with blank(width, height, title, grid="") as figure:
         for number, (left, at) in enumerate(places(len(maps), across, size, 0.6, top)):
@@ -197,19 +197,14 @@ def _inside(centre: float, members: int, gap: float, low: float, high: float) ->
     return min(max(centre, low + half), high - half)
 
 
-def plot_line(panel: Axes, x: Sequence[float], y: Sequence[float], style: Style, **options: Any) -> None:
-    """One line in its style."""
-    panel.plot(x, y, **(style.line | options))
-
-
 def _draw_line(panel: Axes, line: Line, style: Style, number: int, last: int, *, band: bool) -> None:
     """The line with markers, or across the panel if it is a level; with a band of its standard deviation if asked."""
     if line.is_level and last > 1:
-        plot_line(panel, [1 - 0.02 * last, 1.02 * last], 2 * line.mean, style, marker="")
+        panel.plot([1 - 0.02 * last, 1.02 * last], 2 * line.mean, **style.line(marker=""))
         return
     x = range(1, len(line.mean) + 1)
     every = max(1, last // 5)  # a marker on every point would hide the lines
-    plot_line(panel, x, line.mean, style, markevery=(number % every, every))
+    panel.plot(x, line.mean, **style.line(markevery=(number % every, every)))
     if band and not any(isnan(value) for value in line.std):
         low, high = ([mean + sign * std for mean, std in zip(line.mean, line.std, strict=True)] for sign in (-1, 1))
         panel.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
@@ -255,6 +250,6 @@ def _draw_scale(panel: Axes, low: float, high: float, *, open_below: bool) -> No
 def _draw_dot(panel: Axes, dot: Dot, place: int, style: Style) -> None:
     if not isnan(dot.low):
         panel.plot([dot.low, dot.high], [place, place], color=style.color, linewidth=2, solid_capstyle="butt")
-    plot_line(panel, [dot.mean], [place], style, marker=style.marker or "o", markersize=6, linestyle="none")
+    panel.plot([dot.mean], [place], **style.line(marker=style.marker or "o", markersize=6, linestyle="none"))
     beside = panel.get_yaxis_transform()
     panel.text(1.03, place, dot.text.replace("-", "−"), transform=beside, va="center", fontsize=10)

@@ -37,11 +37,10 @@ class Style:
     marker: str = "o"
     width: float = 1.6
 
-    @property
-    def line(self) -> dict[str, Any]:
-        """The look of a line, as matplotlib's options."""
+    def line(self, **options: Any) -> dict[str, Any]:
+        """The look of a line as options of matplotlib's `plot`, changed by those given."""
         shape = {"linestyle": self.dash, "linewidth": self.width, "marker": self.marker, "markersize": 4.5}
-        return {"color": self.color, **shape}
+        return {"color": self.color, **shape, **options}
 
 
 METHODS: dict[str, Style] = {

@@ -1,0 +1,140 @@
+"""Cross-entropy of many positions and the logits of stored classes: one pass over the outputs, and one gradient.
+
+Outputs for a vocabulary are by far the largest tensors of a step. Each operation on them reads or writes all of them,
+so what a step needs of them is computed together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from holdfast.learners.positions import IGNORED
+
+__all__ = ["LIMIT", "Scores", "largest", "normalizer", "score"]
+
+LIMIT = torch.finfo(torch.float16).max
+"""The largest number in half precision."""
+
+LEAST = 1e-30
+"""A smaller probability of the rest counts as this one: divided by it, a gradient stays finite."""
+
+
+class Scores(NamedTuple):
+    """What a step needs of outputs (rows, classes)."""
+
+    sums: Tensor
+    """(2,): minus the log-probability of the labels, summed over the first rows and over all others."""
+    chosen: Tensor
+    """(M, k): the logits of the places, for the last M rows."""
+    rest: Tensor
+    """(M,): the logarithm of the sum of exp(logit) over all other classes."""
+    logs: Tensor
+    """(rows, classes): all log-probabilities, without gradient."""
+
+
+def score(
+    outputs: Tensor,
+    labels: Tensor,
+    observed: int,
+    weights: Tensor | None = None,
+    places: Tensor | None = None,
+    rest: bool = True,
+) -> Scores:
+    """The scores of outputs (rows, classes) with labels (rows,), `IGNORED` where a row has none.
+
+    `observed` is how many rows come first. `weights` (classes,) are those of classes in the sums. `places` (M, k) are
+    classes that the last M rows are asked for; without them, and without `rest`, nothing is computed for them.
+    """
+    if places is None:
+        places = labels.new_empty((0, 1))
+    return Scores(*_Score.apply(outputs, labels, observed, weights, places, rest))  # type: ignore[no-untyped-call]
+
+
+class _Score(torch.autograd.Function):
+    """`score` with its gradient: softmax times one number for each row, and other values at labels and places.
+
+    The gradients of log_softmax, gather and logsumexp, one by one, would each fill a tensor as large as the outputs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Tensor, labels: Tensor, observed: int, weights: Tensor | None, places: Tensor, rest: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        logs = outputs.log_softmax(1, dtype=torch.promote_types(outputs.dtype, torch.float32))
+        sums = [
+            F.nll_loss(logs[part], labels[part], weights, ignore_index=IGNORED, reduction="sum")
+            for part in (slice(observed), slice(observed, None))
+        ]
+        first, classes = len(outputs) - len(places), outputs.shape[1]
+        chosen = outputs[first:].gather(1, places).to(logs.dtype)
+        chosen_logs = logs[first:].gather(1, places)
+        left = logs.new_zeros(len(places))
+        others = logs.new_full((len(places),), -LIMIT)  # all there is to say where the places are all classes
+        rest = rest and places.shape[1] < classes and len(places) > 0
+        if rest:
+            left = logs[first:].exp().scatter_(1, places, 0).sum(1).clamp(min=LEAST)
+            others = left.log() + normalizer(chosen, chosen_logs)
+        ctx.save_for_backward(logs, labels, weights, places, chosen_logs, left)
+        ctx.observed, ctx.rest, ctx.dtype = observed, rest, outputs.dtype
+        ctx.mark_non_differentiable(logs)
+        return torch.stack(sums), chosen, others, logs
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_sums: Tensor | None, of_chosen: Tensor | None, of_others: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        logs, labels, weights, places, chosen_logs, left = ctx.saved_tensors
+        first, known = len(logs) - len(places), labels.clamp(min=0)
+        counts = (labels != IGNORED).to(logs.dtype)
+        if weights is not None:
+            counts = counts * weights[known]
+        sums = logs.new_zeros(2) if of_sums is None else of_sums
+        by_row = torch.cat([sums[:1].expand(ctx.observed), sums[1:].expand(len(logs) - ctx.observed)]) * counts
+        scale = by_row.clone()
+        if ctx.rest and of_others is not None:
+            scale[first:] += of_others / left
+        gradient = logs.exp().mul_(scale[:, None])
+        # The rest has no part in the places: their own values take the place of what was computed.
+        last = gradient[first:].scatter_(1, places, chosen_logs.exp() * by_row[first:, None])
+        if of_chosen is not None:
+            last.scatter_add_(1, places, of_chosen)
+        gradient.scatter_add_(1, known[:, None], -by_row[:, None])
+        return gradient.to(ctx.dtype), None, None, None, None, None
+
+
+def normalizer(logits: Tensor, logs: Tensor) -> Tensor:
+    """The logarithm of the sum of exp over all classes, (...,), from logits and log-probabilities of some, (..., k).
+
+    The most probable of them has the smallest rounding error.
+    """
+    best = logs.argmax(-1, keepdim=True)
+    return (logits.gather(-1, best) - logs.gather(-1, best)).squeeze(-1)
+
+
+def largest(outputs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest of each row (..., C) and their columns, as `torch.topk`; of equal ones any may be chosen.
+
+    The largest ones are in those k groups of columns that have the largest maxima. A maximum takes one reading of
+    the outputs. A GPU's top-k reads them many times, but here it sees few columns.
+    """
+    columns = outputs.shape[-1]
+    size = 1 << (max(1, columns // k).bit_length() // 2)  # about √(columns / k): as many groups as columns in them
+    groups = columns // size
+    if groups < 2 * k:
+        return outputs.topk(k)
+    # Column c is in group c % groups, so that neighbours in memory are in different groups: their maxima are found
+    # side by side. The columns after the last whole group are looked at in any case.
+    maxima = outputs[..., : size * groups].reshape(*outputs.shape[:-1], size, groups).amax(-2)
+    inside = torch.arange(0, size * groups, groups, device=outputs.device)
+    candidates = (maxima.topk(k).indices[..., None] + inside).flatten(-2)
+    after = torch.arange(size * groups, columns, device=outputs.device).expand(*outputs.shape[:-1], -1)
+    candidates = torch.cat([candidates, after], -1)
+    values, found = outputs.gather(-1, candidates).topk(k)
+    return values, candidates.gather(-1, found)
