@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -90,8 +89,10 @@ def main() -> None:
     replace_unknown_signs()
     try:
         _startup.started()
-        with _flushed():
+        try:
             app()
+        finally:
+            _flush()
     except HoldfastError as error:
         _end(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -107,17 +108,13 @@ def main() -> None:
         _end(f"there is not enough memory: {reason} Choose a smaller buffer, batch or network.")
 
 
-@contextmanager
-def _flushed() -> Iterator[None]:
-    """Write standard output at the end of the block, where a full disk can still be told."""
+def _flush() -> None:
+    """Write standard output now, while a full disk can still be told."""
     try:
-        yield
-    finally:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
-            raise
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
+        raise
 
 
 def _end(message: str, code: int = 1) -> None:

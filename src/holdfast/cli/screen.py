@@ -21,10 +21,8 @@ from holdfast.sweep import Event, Rates
 
 __all__ = ["SweepScreen"]
 
-SPARE_LINES = 6
-"""Lines of the terminal that stay free around the means."""
-FIRST_GUESS = 0.02
-"""Share of the work that must be done before the time left means anything."""
+SPARE_LINES = 6  # lines of the terminal that stay free around the means
+FIRST_GUESS = 0.02  # share of the work that must be done before the time left means anything
 
 
 class SweepScreen(Lines):

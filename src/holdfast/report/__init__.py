@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
 from holdfast.files import replacing, telling
 from holdfast.registry import unknown_name
-from holdfast.report.analyses import compare_alike
+from holdfast.report.analyses import analyze_alike
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.page import html_page
@@ -57,12 +57,6 @@ def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]
         except HoldfastError as error:
             results.skip(path, error)
     return found
-
-
-def analyze_alike(results: Results) -> tuple[list[Findings], list[str]]:
-    """What the logits of the results say, like compared with like, and a sentence for each comparison refused."""
-    settings = {cell.config.change(seed=0) for experiment in EXPERIMENTS.values() for cell in experiment.cells}
-    return compare_alike((stored.analysis for stored in results if stored.analysis), settings)
 
 
 def render_report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -12,8 +12,8 @@ from statistics import fmean
 from holdfast.analysis import CATEGORIES, CORRUPTIONS, Estimate
 from holdfast.analysis.comparisons import comparisons
 from holdfast.analysis.findings import Findings, Summary, summarize
-from holdfast.analysis.runs import RunAnalysis
 from holdfast.config import RunConfig
+from holdfast.experiments import EXPERIMENTS, Results
 from holdfast.report.charts import Chart, gain_chart, matrix_chart, ranking, recency_chart, reliability_chart
 from holdfast.report.draw.analyses import draw_robustness
 from holdfast.report.draw.canvas import save_figure
@@ -22,9 +22,8 @@ from holdfast.report.numbers import Numbers, Value
 from holdfast.report.series import Dot, Heatmap
 from holdfast.report.text import slug
 
-__all__ = ["TRANSFERS", "analysis_charts", "compare_alike", "refusal", "write_analysis_figures"]
+__all__ = ["TRANSFERS", "analysis_charts", "analyze_alike", "refusal", "write_analysis_figures"]
 
-GAINS = ("accuracy", "recency", "calibration")
 TRANSFERS: dict[str, Callable[[Summary], Estimate | None]] = {
     "forgetting": lambda summary: summary.transfer.forgetting,
     "backward transfer": lambda summary: summary.transfer.backward_transfer,
@@ -56,13 +55,14 @@ def write_analysis_figures(found: Findings, out: Path) -> list[Path]:
     ]
 
 
-def compare_alike(runs: Iterable[RunAnalysis], settings: Collection[RunConfig]) -> tuple[list[Findings], list[str]]:
-    """The runs in comparisons of like with like, and a sentence for each comparison that is refused.
+def analyze_alike(results: Results) -> tuple[list[Findings], list[str]]:
+    """What the logits of the results say, like compared with like, and a sentence for each comparison refused.
 
-    `settings` are those of the tables, with seed 0: where a comparison has any of them, it has only them. Of each
-    method it has the same seeds, those that all methods have.
+    Where a comparison has any settings of the tables, it has only them. Of each method it has the same seeds, those
+    that all methods have.
     """
-    by_config = {run.config: run for run in runs}
+    settings = {cell.config.change(seed=0) for experiment in EXPERIMENTS.values() for cell in experiment.cells}
+    by_config = {stored.config: stored.analysis for stored in results if stored.analysis}
     found, refused = [], []
     for comparison in comparisons(run.result for run in by_config.values()):
         own = [variant for variant in comparison.variants if variant.config.change(seed=0) in settings]
@@ -99,7 +99,8 @@ def refusal(found: Findings, settings: Collection[RunConfig]) -> str:
 
 def _overview(found: Findings) -> Chart | None:
     methods = {summary.label: summary.method for summary in found.summaries}
-    by_kind = {f"{kind} gain (%)": {label: gains[kind] for label, gains in found.gains.items()} for kind in GAINS}
+    kinds = ("accuracy", "recency", "calibration")
+    by_kind = {f"{kind} gain (%)": {label: gains[kind] for label, gains in found.gains.items()} for kind in kinds}
     return gain_chart(f"{found.title}: relative gain over er", by_kind, methods)
 
 
