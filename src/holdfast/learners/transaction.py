@@ -58,6 +58,7 @@ class Transaction:
         """Copies of the model's buffers and of the generators' states."""
         # Found once: walking through all modules takes as long as copying what they hold.
         self._stateful = [module for module in learner.model.modules() if module._buffers]
+        self._generators: list[torch.Generator] = []
         self._viewed = False
         """Whether `augment` was examined."""
         self._called = False
@@ -150,12 +151,16 @@ class Transaction:
     def _copy(self) -> None:
         """Copy what a forward pass changes."""
         learner = self.learner
-        buffers = [each for module in self._stateful for each in module._buffers.values() if each is not None]
-        small = [each for each in buffers if self._unsure or each.nbytes <= STATISTIC_BYTES]
-        generators = [*global_generators(learner.device).values(), learner.view_generator]
-        generators += [] if learner.buffer is None else [learner.buffer.generator]
-        states = [(each, each.get_state()) for each in generators if each is not None]
-        self._before = [(each, each.clone()) for each in small], states
+        if not self._generators:
+            own = [learner.view_generator, None if learner.buffer is None else learner.buffer.generator]
+            self._generators += [each for each in own if each is not None]
+            self._generators += global_generators(learner.device).values()
+        copies = []
+        for module in self._stateful:
+            for each in module._buffers.values():
+                if each is not None and (self._unsure or each.nbytes <= STATISTIC_BYTES):
+                    copies.append((each, each.clone()))
+        self._before = copies, [(each, each.get_state()) for each in self._generators]
 
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
         """Labels must name one of the model's outputs; needed before cross-entropy."""
