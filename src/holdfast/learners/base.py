@@ -148,6 +148,7 @@ class Learner:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = object.__new__(type(self))
         vars(made).update(deepcopy(vars(self), memo))
+        made._transaction = Transaction(made)  # of the copy's own parts, and of this process's generators
         return made
 
     # --- one step ----------------------------------------------------------------------------------------------------

@@ -55,8 +55,10 @@ class Transaction:
         self._minibatch: tuple[Nested, Nested] | None = None
         self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
         """Copies of the model's buffers and of the generators' states."""
-        self._stateful: list[nn.Module] | None = None
-        """The modules with buffers, of the model and of the method itself, once they are known."""
+        self._stateful: list[nn.Module] = []
+        """The modules with buffers, of the model and of the method itself."""
+        self._generators: list[torch.Generator] = []
+        """All that a step may draw from. Both lists are made at the first step."""
         self._viewed = False
         """Whether `augment` was examined."""
         self._called = False
@@ -146,18 +148,24 @@ class Transaction:
 
     def _copy(self) -> None:
         """Copy what a forward pass changes."""
+        if not self._generators:
+            self._find_state()
+        copies = []
+        for module in self._stateful:
+            for each in module._buffers.values():
+                if each is not None and (self._unsure or each.nbytes <= STATISTIC_BYTES):
+                    copies.append((each, each.clone()))
+        self._before = copies, [(each, each.get_state()) for each in self._generators]
+
+    def _find_state(self) -> None:
+        """Look for modules and generators once: it takes as long as copying what they hold."""
         learner = self.learner
-        if self._stateful is None:
-            # Found once: walking through all modules takes as long as copying what they hold.
-            networks = [each for each in learner.extra_state().values() if isinstance(each, nn.Module)]
-            every = (module for network in (learner.model, *networks) for module in network.modules())
-            self._stateful = [module for module in every if module._buffers]
-        buffers = [each for module in self._stateful for each in module._buffers.values() if each is not None]
-        small = [each for each in buffers if self._unsure or each.nbytes <= STATISTIC_BYTES]
-        generators = [*global_generators(learner.device).values(), learner.view_generator]
-        generators += [] if learner.buffer is None else [learner.buffer.generator]
-        states = [(each, each.get_state()) for each in generators if each is not None]
-        self._before = [(each, each.clone()) for each in small], states
+        networks = [each for each in learner.extra_state().values() if isinstance(each, nn.Module)]
+        every = (module for network in (learner.model, *networks) for module in network.modules())
+        self._stateful = [module for module in every if module._buffers]
+        own = [learner.view_generator, None if learner.buffer is None else learner.buffer.generator]
+        self._generators = [each for each in own if each is not None]
+        self._generators += global_generators(learner.device).values()
 
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
         """Labels must name one of the model's outputs; needed before cross-entropy."""
