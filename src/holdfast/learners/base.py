@@ -85,8 +85,6 @@ class Learner:
     own_state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that `extra_state` gives: modules, tensors and generators of the method."""
     buffer: Reservoir | None = None
-    alone: bool = False
-    """Whether the losses that are computed now are committed before any others are computed, see `losses`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -133,6 +131,8 @@ class Learner:
         self.labelled = self.loss is None or self.head is not None or self.positions is not None
         """Whether targets are class labels, and not something that only a loss of one's own understands."""
         self._groups = GroupedForward(self.model)
+        self.alone = False
+        """Whether the losses that are computed now are committed before any others are computed, see `losses`."""
         self._transaction = Transaction(self)
 
     def __repr__(self) -> str:
