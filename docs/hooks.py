@@ -60,7 +60,7 @@ def number(name: str, form: str = ".1f") -> str:
     path = DOCS / "pictures" / f"{file}.json"
     value = json.loads((path if path.exists() else DOCS / path.name).read_text("utf-8"))
     for key in keys:
-        value = value[key]
+        value = value[int(key)] if isinstance(value, list) else value[key]
     return f"{value:{form}}".replace("-", "−")
 
 
