@@ -38,6 +38,21 @@ def record(learner) -> RecordingBuffer:
     return learner.buffer
 
 
+class Convolutions(nn.Module):
+    """A network with BatchNorm, features, and a linear layer at its end."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4)
+        self.classifier = nn.Linear(16, CLASSES)
+
+    def features(self, x):
+        return self.norm(self.conv(x)).relu().flatten(1)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
 def network(kind: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A small network of the given kind, always with the same weights; inputs are (B, 1, 6, 6)."""
     with torch.random.fork_rng():

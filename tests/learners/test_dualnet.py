@@ -13,24 +13,19 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import DualNet, Parts, make_learner, make_optimizer
 from holdfast.models import MLP, Adapted, ResNet18, group_batchnorm
 from holdfast.rng import generator
-from learners.conftest import CLASSES, assert_same_state, cross_entropies, descend, network, record, stream, tiny_run
+from learners.conftest import (
+    CLASSES,
+    Convolutions,
+    assert_same_state,
+    cross_entropies,
+    descend,
+    network,
+    record,
+    stream,
+    tiny_run,
+)
 
 SETTINGS = {"distillation": 3.0, "temperature": 2.5, "slow_lr": 0.01, "slow_steps": 2, "slow_size": 7, "lookahead": 0.4}
-
-
-class Convolutions(nn.Module):
-    """A network with BatchNorm and features, but no stages."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4)
-        self.classifier = nn.Linear(16, CLASSES)
-
-    def features(self, x):
-        return self.norm(self.conv(x)).relu().flatten(1)
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
 
 
 def make(kind):

@@ -4,28 +4,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import nn
 
 import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import Icarl
 from holdfast.models import MLP, group_batchnorm
-from learners.conftest import CLASSES, assert_same_state, descend, network, record, stream, tiny_run
-
-
-class Convolutions(nn.Module):
-    """A network with BatchNorm, features, and a linear layer at its end."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4)
-        self.classifier = nn.Linear(16, CLASSES)
-
-    def features(self, x):
-        return self.norm(self.conv(x)).relu().flatten(1)
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
+from learners.conftest import CLASSES, Convolutions, assert_same_state, descend, network, record, stream, tiny_run
 
 
 def make(kind):
