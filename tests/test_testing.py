@@ -271,6 +271,17 @@ def broken(**changes):
     return benchmark
 
 
+def with_a_generator_of_its_own(config, root):
+    """`two_tasks`, but each training set is drawn from a generator that goes on from call to call."""
+    good, draw = two_tasks(config, root), generator(config.seed, "stream")
+    tasks = [replace(task, train=partial(shuffled_by, task.train(), draw)) for task in good.tasks]
+    return replace(good, tasks=tuple(tasks))
+
+
+def shuffled_by(images, draw):
+    return images.select(torch.randperm(len(images.labels), generator=draw))
+
+
 CALLS = iter(range(1000))
 GOOD = image_set(20, (0, 1))
 
@@ -293,6 +304,7 @@ GOOD = image_set(20, (0, 1))
         (broken(train=lambda: ImageSet(GOOD.images, GOOD.labels[:, None])), r"labels of shape \(20, 1\)"),
         (broken(train=lambda: image_set(20, (0, 1), next(CALLS))), "the training set differs when .* made again"),
         (broken(train=lambda: ImageSet(GOOD.images[torch.randperm(20)], GOOD.labels)), "global generator"),
+        (with_a_generator_of_its_own, r"task 1: a second call of train\(\) gives another training set"),
         (broken(shape=(100,)), r"training views have shape \(4, 1, 10, 10\), not \(4, 100\)"),
         (broken(normalize=Normalize((0.5,), (0.0,))), "views are not finite"),
         (broken(normalize=lambda x: x.double()), "views are torch.float64, not float32"),

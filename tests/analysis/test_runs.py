@@ -169,7 +169,7 @@ def test_robustness_is_that_of_the_final_model(tmp_path: Path) -> None:
     benchmark = BENCHMARKS["tiny"](config, tmp_path)
     model = build_model(config, benchmark)
     model.load_state_dict(results.read_weights(analysis.folder))
-    images, labels = exam_images(config, tmp_path)
+    images, labels = exam_images(benchmark)
     assert found == robustness(lambda x: predict(model, x, benchmark.normalize), images, labels, names, [1, 5])
     assert found is not None
     assert found.clean == pytest.approx(analysis.result.accuracy)
@@ -195,6 +195,14 @@ def test_runs_tested_on_the_same_images_share_the_corrupted_ones(tmp_path: Path,
     for number in (0, 2):
         (alone,) = with_robustness([runs[number]], tmp_path, **options)
         assert together[number] == alone
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_benchmark_of_a_run_is_made_once(tmp_path: Path, monkeypatch) -> None:
+    analysis, made, build = analyze_run(trained(tmp_path)), [], BENCHMARKS["tiny"]
+    monkeypatch.setitem(BENCHMARKS._entries, "tiny", lambda *args: made.append(args) or build(*args))
+    with_robustness([analysis], tmp_path, corruptions=["contrast"], severities=[1])
+    assert len(made) == 1
 
 
 @pytest.mark.usefixtures("tiny")

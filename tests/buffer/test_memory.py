@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.buffer.layout import affordable
 from holdfast.rng import generator
 
 X, Y, LOGITS = torch.ones(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64), torch.ones(2, 10)
@@ -99,3 +100,22 @@ def test_a_number_without_rows_is_refused():
         with pytest.raises(hf.UsageError, match="is a single number; it needs one row per sample"):
             make().add(x, y)
     assert Path.cwd().exists()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("argument 2 is shorter"), RuntimeError("CUDA error: an illegal memory access")]
+)
+def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
+    with pytest.raises(type(error), match=str(error)[:10]), affordable(8, "the memory of cpu"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB")]
+)
+def test_a_lack_of_memory_is_told_with_its_size(error):
+    with (
+        pytest.raises(hf.StorageError, match="needs 8 bytes in the memory of cuda"),
+        affordable(8, "the memory of cuda"),
+    ):
+        raise error

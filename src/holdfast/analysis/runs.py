@@ -110,9 +110,8 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
 
 
-def exam_images(config: RunConfig, root: Path) -> ImageSet:
-    """All images a run is tested on; if corruptions of them are published, in the order of that publication."""
-    benchmark = make_benchmark(config, root)
+def exam_images(benchmark: Benchmark) -> ImageSet:
+    """All images that runs are tested on; if corruptions of them are published, in the order of that publication."""
     if benchmark.corruptible is not None:
         return benchmark.corruptible
     return ImageSet.joined(task.test for task in benchmark.tasks)
@@ -146,7 +145,7 @@ def with_robustness(
             continue
         model, benchmark = final_model(run.folder, run.config, results.read_weights(run.folder), root)
         classify = partial(predict, model.to(device), view=benchmark.normalize, precision=run.config.precision)
-        images, labels = exam_images(run.config, root)
+        images, labels = exam_images(benchmark)
         grey = images.ndim == 4 and images.shape[1] == 1
 
         def advance(_: int, each: int, name: str) -> None:

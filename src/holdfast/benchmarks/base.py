@@ -136,7 +136,7 @@ def _with_fewer(task: Task, limit: int) -> Task:
 
 def _validated(task: Task, share: float) -> Task:
     """The task without a share of its training samples, which become its test set; the same ones for all seeds."""
-    full = task.train()
+    full = task.train()  # and again when the task begins: kept until then, all tasks would be in memory at once
     order = torch.randperm(len(full.labels), generator=generator(0, "validation")).to(full.labels.device)
     count = round(share * len(order))
     test, train = order[:count], order[count:].sort().values

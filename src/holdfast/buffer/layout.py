@@ -20,6 +20,9 @@ __all__ += ["layout_of", "layout_of_state", "parts_of", "unaffordable"]
 ANY = -1
 """Stands in a shape for a length that differs from sample to sample."""
 
+SHORTAGES = ("allocate memory", "not enough memory", "out of memory")
+"""Words by which PyTorch says that memory is short, on a CPU and on a GPU; the type of its error does not tell."""
+
 
 class Column(NamedTuple):
     """Shape and type of one tensor of a sample."""
@@ -88,10 +91,14 @@ def check_fit(found: Layout, stored: Layout, which: str = "these samples") -> No
 
 @contextmanager
 def affordable(wanted: int, place: str) -> Iterator[None]:
-    """If there is not enough memory inside the block, say how many bytes were wanted."""
+    """If there is not enough memory inside the block, say how many bytes were wanted. Other errors pass unchanged."""
+    if wanted >= 2**63:  # PyTorch and NumPy refuse such sizes with errors of many types
+        raise unaffordable(wanted, place)
     try:
         yield
-    except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in SHORTAGES):
+            raise
         raise unaffordable(wanted, place) from error
 
 

@@ -15,6 +15,7 @@ from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SE
 from holdfast.analysis.findings import Findings, compare
 from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
 from holdfast.analysis.store import ANALYSIS, write_findings
+from holdfast.benchmarks import make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.data import data_root
 from holdfast.devices import choose_device
@@ -66,7 +67,7 @@ def analyze_command(
     notes += [f"{one.title}: {UNLIKE}" for one in found if len({summary.seeds for summary in one.summaries}) > 1]
     figures = [path for one in found for path in write_analysis_figures(one, out)]
     if sheet:
-        figures.append(save_contact_sheet(exam_images(analyzed[0].config, root).images[:2], out))
+        figures.append(save_contact_sheet(exam_images(make_benchmark(analyzed[0].config, root)).images[:2], out))
     about = {"holdfast": __version__, "bins": bins, "severities": levels if corruptions else None, "notes": notes}
     written = write_findings(out / ANALYSIS, found, **about)
     if as_json:
@@ -110,7 +111,7 @@ def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> li
     """The runs with their robustness, which is also stored beside their results."""
     with data_progress():
         for run in {run.config.benchmark: run for run in analyzed}.values():
-            exam_images(run.config, root)  # missing data is fetched before hours of evaluation
+            make_benchmark(run.config, root)  # missing data is fetched before hours of evaluation
     evaluations = len(analyzed) * len(options["corruptions"]) * len(options["severities"])
     with show_progress(evaluations, "corruptions:") as advance:
         found = with_robustness(analyzed, root, progress=lambda done, total, name: advance(name), **options)
