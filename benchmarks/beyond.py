@@ -240,18 +240,13 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target, asymmetric, cutmix, rate 0.1": ACE | CUTMIX | {"lr": 0.1},
     "plain": PLAIN,
     "average for evaluation only": {"target": "stored"},
-}
-MORE: dict[str, dict[str, Any]] = {
     "average as target, asymmetric, cutmix, slower": ACE | CUTMIX | {"decay": 0.9997},
     "average as target, asymmetric, cutmix, draws of 64": ACE | CUTMIX | {"replay_size": 64},
     "average as target, asymmetric, cutmix, beta 1": ACE | CUTMIX | {"beta": 1.0},
     "average as target, asymmetric, cutmix, balanced": ACE | CUTMIX | {"balanced": True},
     "average as target, asymmetric, statistics of the buffer": ACE | {"statistics": "buffer"},
-    "average as target, asymmetric, l2": ACE | {"regularizer": "l2"},
     "average as target, asymmetric, linf": ACE | {"regularizer": "linf"},
 }
-"""Candidates that are run only if they are named."""
-ALL = CANDIDATES | MORE
 
 
 def config_of(
@@ -286,7 +281,7 @@ def full_configs(
 ) -> list[RunConfig]:
     """The runs of a candidate at full length: every buffer size with the first seed, then with the next."""
     return [
-        config_of(ALL[name], benchmark=benchmark, buffer_size=size, seed=seed, more=more)
+        config_of(CANDIDATES[name], benchmark=benchmark, buffer_size=size, seed=seed, more=more)
         for seed in range(seeds)
         for size in buffer_sizes
     ]
@@ -306,7 +301,7 @@ def summary(runs: dict[str, list[RunConfig]], out: Path) -> list[dict[str, Any]]
         if values:
             spread = stdev(values) if len(values) > 1 else None
             lines.append({"candidate": name, "n": len(values), "mean": fmean(values), "spread": spread})
-            lines[-1] |= {"accuracies": values, "settings": ALL[name]}
+            lines[-1] |= {"accuracies": values, "settings": CANDIDATES[name]}
             lines[-1] |= {each: getattr(configs[0], each) for each in ("epochs", "buffer_size", "validation")}
             lines[-1] |= {"seconds": [round(each.result.seconds, 1) for each in stored]}
     return sorted(lines, key=lambda line: -line["mean"])
@@ -324,13 +319,13 @@ def best(table: list[dict[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.list:
-        print("\n".join(f"{name}: {settings}" for name, settings in ALL.items()))
+        print("\n".join(f"{name}: {settings}" for name, settings in CANDIDATES.items()))
         return 0
     sizes = options.buffer_size or [200]
     short = {"benchmark": options.benchmark, "buffer_size": sizes[0], "epochs": options.epochs, "more": options.set}
     runs = {
-        name: [config_of(ALL[name], **short, seed=seed) for seed in range(options.seeds)]
-        for name in options.only or (ALL if options.full else CANDIDATES)
+        name: [config_of(CANDIDATES[name], **short, seed=seed) for seed in range(options.seeds)]
+        for name in options.only or CANDIDATES
     }
     if options.full:
         name = best(summary(runs, options.out)) if options.full == "best" else options.full
@@ -362,9 +357,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--buffer-size", type=int, action="append", help="default: 200; with --full, may be repeated")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of the short runs")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--only", action="append", choices=ALL, help="a candidate; may be repeated")
+    parser.add_argument("--only", action="append", choices=CANDIDATES, help="a candidate; may be repeated")
     parser.add_argument(
-        "--full", choices=["best", *ALL], metavar="NAME", help="a candidate, or best: run it at full length"
+        "--full", choices=["best", *CANDIDATES], metavar="NAME", help="a candidate, or best: run it at full length"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="for every run; may be repeated"

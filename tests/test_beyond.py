@@ -170,7 +170,7 @@ def test_contract(beyond, settings):
 def test_every_candidate_has_a_config_of_its_own(beyond):
     for epochs in (5, None):
         given = {"buffer_size": 200, "epochs": epochs, "seed": 0}
-        configs = {name: beyond.config_of(settings, **given) for name, settings in beyond.ALL.items()}
+        configs = {name: beyond.config_of(settings, **given) for name, settings in beyond.CANDIDATES.items()}
         assert len(set(configs.values())) == len(configs)
         for config in configs.values():
             assert (config.epochs, config.validation) == ((5, beyond.VALIDATION) if epochs else (50, 0.0))
