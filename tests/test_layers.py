@@ -37,7 +37,6 @@ LAYERS = [
     ("results",),
     ("run_state",),
     ("training",),
-    ("fleet",),
     ("analysis",),
     ("experiments",),
     ("sweep",),
