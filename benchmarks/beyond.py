@@ -236,15 +236,15 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target, asymmetric, cutmix, hold, balanced": ACE | CUTMIX | {"hold": 1.0, "balanced": True},
     "average as target, asymmetric, hold": ACE | {"hold": 1.0},
     "average as target, adjusted, cutmix": STEADY | CUTMIX | {"adjusted": True},
+    "average as target, asymmetric, cutmix, faster": ACE | CUTMIX | {"decay": 0.997},
     "average as target, asymmetric, cutmix, rate 0.1": ACE | CUTMIX | {"lr": 0.1},
-    "average as target, asymmetric, cutmix, slower": ACE | CUTMIX | {"decay": 0.9997},
     "plain": PLAIN,
     "average for evaluation only": {"target": "stored"},
+    "average as target, asymmetric, cutmix, slower": ACE | CUTMIX | {"decay": 0.9997},
     "average as target, asymmetric, cutmix, draws of 64": ACE | CUTMIX | {"replay_size": 64},
     "average as target, asymmetric, cutmix, beta 1": ACE | CUTMIX | {"beta": 1.0},
     "average as target, asymmetric, cutmix, balanced": ACE | CUTMIX | {"balanced": True},
     "average as target, asymmetric, statistics of the buffer": ACE | {"statistics": "buffer"},
-    "average as target, asymmetric, l2": ACE | {"regularizer": "l2"},
     "average as target, asymmetric, linf": ACE | {"regularizer": "linf"},
 }
 
