@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from holdfast import checkpoint
 from holdfast.augment import View
-from holdfast.errors import CheckpointError, HoldfastError, UsageError
+from holdfast.errors import CheckpointError, HoldfastError, UsageError, needing
 from holdfast.evaluation import predict
 from holdfast.export import Exported, export
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Sgd
@@ -29,16 +29,12 @@ from holdfast.nested import Nested, transform
 from holdfast.regularizers import REGULARIZERS, Regularizer
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
-try:
+with needing("sklearn", "the estimators need scikit-learn 1.6 or newer"):
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ImportError as error:
-    raise HoldfastError(
-        "the estimators need scikit-learn 1.6 or newer: install the extra 'sklearn' (pip install 'holdfast[sklearn]')."
-    ) from error
 
 __all__ = ["ReplayClassifier", "ReplayRegressor"]
 

@@ -19,16 +19,12 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import UsageError, needing
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Losses, ReplayLearner, TopK, next_tokens
 
-try:
+with needing("transformers", "this needs transformers"):
     from transformers import Trainer, TrainerCallback
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-except ImportError as error:
-    raise HoldfastError(
-        "this needs transformers: install the extra 'transformers' (pip install 'holdfast[transformers]')."
-    ) from error
 
 if TYPE_CHECKING:
     from trl import SFTTrainer
@@ -402,12 +398,8 @@ def __getattr__(name: str) -> Any:
     """`ReplaySFTTrainer` is made when it is asked for: trl takes long to import."""
     if name != "ReplaySFTTrainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needing("transformers", "ReplaySFTTrainer needs trl"):
         from trl import SFTTrainer
-    except ImportError as error:
-        raise HoldfastError(
-            "ReplaySFTTrainer needs trl: install the extra 'transformers' (pip install 'holdfast[transformers]')."
-        ) from error
     made = type(name, (ReplayMixin, SFTTrainer), {"__doc__": _SFT, "__module__": __name__})
     globals()[name] = made
     return made
@@ -445,12 +437,7 @@ def _check_trainer(trainer: Any) -> None:
         if found:
             raise UsageError(f"replay does not work with {what}.")
     vocabulary = _vocabulary(trainer.model)
-    if (
-        given.regularizer is not None
-        and given.top_k is not None
-        and vocabulary is not None
-        and given.top_k > vocabulary
-    ):
+    if given.regularizer is not None and (given.top_k or 0) > (vocabulary or math.inf):
         raise UsageError(
             f"top_k={given.top_k} is larger than the vocabulary of {vocabulary} tokens: choose a smaller one, or None "
             "to store all logits."
