@@ -354,7 +354,9 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         first: bool,
         epochs: int,
     ) -> Self:
-        x, labels = self._samples(X, y, first=first)
+        samples, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=True)
+        check_classification_targets(labels)
+        x = _tensor(samples)
         announced = np.unique(labels if classes is None else np.asarray(classes))
         if self.head is not None:
             arrived = _joined(np.union1d(announced, labels), announced[:0] if first else self.output_classes_)
@@ -398,12 +400,6 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         if (by_class < 0).any():
             raise UsageError(f"weights of classes must be at least 0, unlike those of {self.class_weight}.")
         return weight * torch.from_numpy(by_class).float()
-
-    def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
-        """The samples as a tensor and their labels, checked as scikit-learn does."""
-        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=True)
-        check_classification_targets(labels)
-        return _tensor(x), labels
 
 
 class ReplayRegressor(RegressorMixin, _ReplayEstimator):

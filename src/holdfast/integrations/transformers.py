@@ -131,15 +131,14 @@ class ReplayMixin:
         """The state of a buffer that the learner to be made continues."""
         if replay_args.buffer_from is not None:
             self._saved = _read(Path(replay_args.buffer_from), _about(self))
-        for callback in self.callback_handler.callbacks:
-            _introduce(callback, self)
         self.add_callback(_Commit(self))
 
     def add_callback(self, callback: Any) -> None:
         """As the Trainer's; a callback of Holdfast learns which trainer it belongs to."""
         super().add_callback(callback)  # type: ignore[misc]
         for each in self.callback_handler.callbacks:
-            _introduce(each, self)
+            if isinstance(each, EarlierPerplexity) and each.trainer is None:
+                each.trainer = self
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -354,12 +353,10 @@ class EarlierPerplexity(TrainerCallback):
         self._report(state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure beside the trainer's own evaluation."""
+        """Measure beside the trainer's own evaluation, and after each epoch."""
         self._report(state.global_step)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure after each epoch."""
-        self._report(state.global_step)
+    on_epoch_end = on_evaluate
 
     def measure(self) -> dict[str, float]:
         """The perplexity of each slice with the model as it is now."""
@@ -442,11 +439,6 @@ def _check_trainer(trainer: Any) -> None:
             f"top_k={given.top_k} is larger than the vocabulary of {vocabulary} tokens: choose a smaller one, or None "
             "to store all logits."
         )
-
-
-def _introduce(callback: Any, trainer: Any) -> None:
-    if isinstance(callback, EarlierPerplexity) and callback.trainer is None:
-        callback.trainer = trainer
 
 
 def _text_config(model: Any) -> Any:
