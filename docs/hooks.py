@@ -11,8 +11,7 @@ import typer.main
 from mkdocs.structure.files import File
 
 from holdfast.analysis import Estimate
-from holdfast.analysis.findings import Summary
-from holdfast.analysis.store import read_findings
+from holdfast.analysis.findings import Summary, read_findings
 from holdfast.cli import app
 from holdfast.experiments import EXPERIMENTS, Results, assess
 from holdfast.report import gather, markdown_table

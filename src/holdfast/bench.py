@@ -21,7 +21,7 @@ from holdfast.benchmarks import Benchmark, Task, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import prepare_cuda
-from holdfast.fleet import Member
+from holdfast.sweep.fleets import Member
 from holdfast.training import Progress, run, train
 from holdfast.workload import SHAPES, step_operations
 

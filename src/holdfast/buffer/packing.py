@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer.layout import Column, Layout, is_answer, layout_of
+from holdfast.buffer.layout import Column, Layout, is_answer
 from holdfast.errors import UsageError
 from holdfast.nested import fills_of, pad_to
 
@@ -18,8 +18,7 @@ __all__ = ["Packing", "bytes_of", "check_lengths", "pack", "unpack"]
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
-    sizes = [column.size for column in layout_of({str(number): part for number, part in enumerate(parts)}).values()]
-    return torch.cat([bytes_of(part).view(len(parts[0]), size) for part, size in zip(parts, sizes, strict=True)], dim=1)
+    return torch.cat([bytes_of(part).view(len(part), prod(part.shape[1:]) * part.itemsize) for part in parts], dim=1)
 
 
 def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:

@@ -46,7 +46,7 @@ def export_command(
     compared with those of the model.
     """
     import_plugins(plugin)
-    result, weights = results.read(run), results.read_weights(run)
+    result, weights = results.read(run), results.read_tensors(run, results.WEIGHTS)
     config = result.config
     if not weights:
         again = rerun_command(config, run.resolve())

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.analysis.comparisons import comparisons
-from holdfast.analysis.findings import Findings
-from holdfast.analysis.store import ANALYSIS, read_findings
+from holdfast.analysis.findings import ANALYSIS, Findings, read_findings
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
 from holdfast.files import replacing, telling
@@ -21,8 +20,7 @@ from holdfast.report.analyses import analyze_alike
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.page import html_page
-from holdfast.report.runs import run_numbers
-from holdfast.report.tables import cell_numbers, latex_table, markdown_table, render
+from holdfast.report.tables import cell_numbers, latex_table, markdown_table, render, run_numbers
 
 __all__ = [
     "FORMATS",
