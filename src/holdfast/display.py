@@ -88,7 +88,9 @@ class Lines(Progress):
         self._ids: dict[Hashable, TaskID] = {}
         self.bar_width = 16 if errors.width >= 100 else 8
         columns = (name, BarColumn(self.bar_width), share, *details, TimeRemainingColumn())
-        super().__init__(*columns, console=errors, transient=transient)
+        # Of lines that vanish, a file would get an empty one.
+        hidden = transient and not errors.is_interactive
+        super().__init__(*columns, console=errors, transient=transient, disable=hidden)
 
     def move(self, title: str, done: float, total: float = 1.0, *, key: Hashable = None) -> None:
         """Set how much is done of what the line `key` shows (default: its title). A new key gets a line."""
@@ -163,9 +165,9 @@ class RunLine:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and the rest numbers."""
+    """A table whose first `left` columns are text and the rest numbers. Columns without any name have no header."""
     name = Text(visible(title), "bold")
-    made = Table(title=name, title_justify="left", min_width=min(len(title), output.width))
+    made = Table(title=name, title_justify="left", min_width=min(len(title), output.width), show_header=any(columns))
     for number, column in enumerate(columns):
         # Long addresses are folded, not cut.
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")
