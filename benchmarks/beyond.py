@@ -2,10 +2,16 @@
 
     python benchmarks/beyond.py --list
     python benchmarks/beyond.py --seconds 540 --out beyond --summary beyond.json
+    python benchmarks/beyond.py --full best --buffer-size 200 --buffer-size 500 --seeds 3 --out beyond --small best
 
 One learner holds all ideas as settings, so that each can be tried alone and together with others. Runs are short
-(--epochs) and are tested on a tenth of the training samples, never on the test set. Runs whose results are there are
-passed over, so a second call continues the first. The summary has one row per candidate: settings, n, mean, spread.
+(--epochs) and are tested on a tenth of the training samples, never on the test set: all candidates once, then all of
+them with the next seed. Runs whose results are there are passed over, so a second call continues the first. The
+summary has one row per candidate: settings, n, mean, spread.
+
+With --full NAME, one candidate is run as `ballast` at the benchmark's full length, without a validation split: every
+buffer size with the first seed, then with the next. "best" is the candidate with the highest mean among those that
+were run most often under --out. Results are written to --small as files such as seq-cifar10/ballast-200-seed0.json.
 """
 
 from __future__ import annotations
@@ -16,13 +22,12 @@ import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median_low, stdev
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
@@ -30,36 +35,50 @@ from holdfast.learners import ReplayLearner, settings_for
 from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import count_outputs
-from holdfast.nested import Nested, rows
+from holdfast.models import count_outputs, evaluating
+from holdfast.nested import Nested, concat, rows, split
+from holdfast.registry import unknown_name
+from holdfast.rng import generator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from work_off import work_off
+from work_off import work_off, write_small
 
 VALIDATION = 0.1
+EPOCHS = 5
+"""Of the runs for which the candidates' decays are meant, see `config_of`."""
+
+CHOICES = {"target": ("average", "stored"), "statistics": ("own", "buffer"), "mix": ("none", "mixup", "cutmix")}
 
 
+@LEARNERS.register("ballast", "replay, steadied by an averaged network")
 @LEARNERS.register("beyond", "replay with any of the ideas of benchmarks/beyond.py")
-class Beyond(ReplayLearner):
-    """Replay and consistency, with ideas that can be switched on one by one.
+class Ballast(ReplayLearner):
+    """Replay of one draw, held to the answers of an averaged network, with ideas that can be switched on one by one.
 
-    loss = CE(minibatch) + alpha * CE(draw 2) + beta * regularizer(outputs now, target; draw 1)
+    loss = CE(minibatch) + alpha * CE(draw) + beta * regularizer(outputs now, target; draw)
 
     Options of this learner:
 
     alpha, beta: weights of the terms.
     regularizer: name of the regularizer.
-    target: "stored" for the outputs that were stored, "average" for those of the averaged network on the same view.
+    target: "average" for the outputs of the averaged network on the same view, "stored" for those that were stored.
     decay: how slowly the averaged network follows, 0 to 1. The averaged network is evaluated. 0: there is none.
     statistics: "own" for the average's BatchNorm statistics from the draws it sees; "buffer" to estimate them anew from
         all stored samples before each evaluation.
     asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it, as in ER-ACE.
+    adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
+        the classes of the minibatch gain nothing from being frequent.
+    mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
+        the same shares. The averaged network sees the samples unmixed.
+    hold: weight, relative to beta, of the mean square distance from the average on the minibatch, in outputs of classes
+        that were seen before and are absent from it.
     """
 
     grows = False
     stores_outputs = True
+    own_state = ("average", "updates", "seen", "generator")
 
     def __init__(
         self,
@@ -69,55 +88,76 @@ class Beyond(ReplayLearner):
         alpha: float = 1.0,
         beta: float = 1.0,
         regularizer: str = "mse",
-        target: str = "stored",
-        decay: float = 0.0,
+        target: str = "average",
+        decay: float = 0.999,
         statistics: str = "own",
         asymmetric: bool = False,
-        consistency_size: int | None = None,
+        adjusted: bool = False,
+        mix: str = "none",
+        hold: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        if target == "average" and not decay:
-            raise UsageError('target="average" needs an averaged network: give decay=0.999 or so.')
+        for name, value in (("target", target), ("statistics", statistics), ("mix", mix)):
+            if value not in CHOICES[name]:
+                raise unknown_name(name, value, list(CHOICES[name]))
+        check_weights(alpha=alpha, beta=beta, hold=hold)
+        check_shares(decay=decay)
+        if not decay and (target == "average" or hold):
+            raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
+        if self.loss is not None:
+            raise UsageError("cross-entropy with mixed labels is part of this method: leave out loss=.")
         self.alpha, self.beta, self.regularizer = alpha, beta, REGULARIZERS[regularizer]
-        self.target, self.decay, self.statistics, self.asymmetric = target, decay, statistics, asymmetric
-        self.consistency_size = consistency_size
+        self.target, self.decay, self.statistics = target, decay, statistics
+        self.asymmetric, self.adjusted, self.mix, self.hold = asymmetric, adjusted, mix, hold
         self.average = deepcopy(self.model).requires_grad_(False)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
+        self.generator = generator(self.seed, "mix", self.device)
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """Draw 1 has the size of a run's replay batch, draw 2 that of its minibatches, as in the paper."""
-        sizes = {"consistency_size": config.replay_size, "replay_size": config.batch_size}
-        return {"alpha": config.alpha, "beta": config.beta} | sizes
+        """The weights, and the size of the draw: that of a run's replay batch."""
+        return {"alpha": config.alpha, "beta": config.beta, "replay_size": config.replay_size}
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
-        """The three terms of consistency replay, with the ideas that are switched on."""
+        """The three terms of consistency replay on one draw, with the ideas that are switched on."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        draw1 = self.buffer.sample(self.consistency_size or rows(y))
-        draw2 = self.draw(y)
-        outputs, now, replayed, then = self._passes(x, draw1, draw2.x)
+        drawn = self.draw(y)
+        sizes = [rows(y), rows(drawn.y)]
+        observed, replayed = split(self.view(x, drawn.x), sizes)
+        labels, then = drawn.y, drawn.logits
+        if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
+            averaged = self._answers(replayed)
+            then = averaged if self.target == "average" else then
+        if self.mix != "none":
+            replayed, share = MIXTURES[self.mix](replayed, self.generator)
+            chosen = torch.zeros_like(then).scatter_(1, labels[:, None], 1.0)
+            labels, then = blend(chosen, share), blend(then, share)
+        outputs, now = self.forward_parts(concat([observed, replayed]), sizes)
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
-        if self.asymmetric:
-            outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
-        current, replay = self.criterion(outputs, y), self.criterion(replayed, draw2.y)
         consistency = self.regularizer(now, then)
+        absent = self.seen.index_fill(0, y, False)
+        if self.hold:
+            with evaluating(self.average):  # minibatches leave no trace in its BatchNorm statistics
+                apart = outputs - self._answers(observed)
+            consistency = consistency + self.hold * (apart.square() * absent).mean()
+        if self.asymmetric:
+            outputs = outputs.masked_fill(absent, -1e9)
+        if self.adjusted:
+            counts = torch.ones_like(outputs[0]).index_add(0, y, torch.ones_like(outputs[:, 0]))
+            counts = counts.index_add(0, drawn.y, torch.ones_like(now[:, 0]))
+            outputs, now = outputs + counts.log(), now + counts.log()
+        current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
-    def _passes(self, x: Nested, first: Draw, second: Nested) -> tuple[Tensor, ...]:
-        """The outputs for the minibatch and both draws, and the target on draw 1."""
-        if not self.decay:
-            return *self.forward_groups(x, first.x, second), first.logits
-        view = self.view(first.x)  # drawn once: the averaged network sees draw 1 in the same view
-        with torch.no_grad():
-            averaged = self.forward(view, self.average)
-        now = self.forward(view)
-        outputs, replayed = self.forward_groups(x, second)
-        return outputs, now, replayed, averaged if self.target == "average" else first.logits
+    @torch.no_grad()
+    def _answers(self, view: Nested) -> Tensor:
+        """What the averaged network answers."""
+        return self.forward(view, self.average)
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer, remember its classes, and let the average follow the network."""
@@ -137,9 +177,36 @@ class Beyond(ReplayLearner):
             estimate_statistics(self.average, self.view(self.buffer.contents().x))
         return self.average
 
-    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """The average, how many steps it has seen, and which classes."""
-        return {"average": self.average, "updates": self.updates, "seen": self.seen}
+
+def mixup(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each sample and the one before it, in random shares; returns the mixtures and the shares of the first (B, 1)."""
+    share = torch.rand(len(view), 1, generator=generator, device=view.device)
+    weight = share.view(-1, *[1] * (view.dim() - 1)).to(view.dtype)
+    return weight * view + (1 - weight) * view.roll(1, 0), share
+
+
+def cutmix(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each image (B, C, H, W) with a box from the image before it; returns them, and the share outside the box (B, 1).
+
+    The box has the image's proportions and a uniformly drawn area; its centre is uniform in the image, beyond whose
+    edge it may reach.
+    """
+    down, right, area = torch.rand(3, len(view), 1, generator=generator, device=view.device)
+    inside = []
+    for centre, length in ((down, view.shape[2]), (right, view.shape[3])):
+        places = (torch.arange(length, device=view.device) + 0.5) / length
+        inside.append((places - centre).abs() < area.sqrt() / 2)
+    box = inside[0][:, :, None] & inside[1][:, None, :]
+    share = 1 - box.flatten(1).to(torch.float32).mean(1, keepdim=True)
+    return torch.where(box[:, None], view.roll(1, 0), view), share
+
+
+def blend(values: Tensor, share: Tensor) -> Tensor:
+    """Each row (B, C) and the one before it, in the shares (B, 1) of a mixture."""
+    return share * values + (1 - share) * values.roll(1, 0)
+
+
+MIXTURES = {"mixup": mixup, "cutmix": cutmix}
 
 
 @torch.no_grad()
@@ -156,29 +223,73 @@ def estimate_statistics(network: nn.Module, view: Tensor, size: int = 64) -> Non
         norm.momentum = momentum
 
 
-AVERAGED = {"decay": 0.999}
+PLAIN = {"decay": 0.0, "target": "stored"}
+STEADY = {"alpha": 1.0, "beta": 0.2}  # both weights: between those of CLS-ER and of ESMER
+ACE = STEADY | {"asymmetric": True}
+CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "averaged": AVERAGED,
-    "averaged, statistics of the buffer": AVERAGED | {"statistics": "buffer"},
-    "averaged, as target": AVERAGED | {"target": "average"},
-    "asymmetric": {"asymmetric": True},
-    "balanced": {"balanced": True},
-    "averaged, asymmetric": AVERAGED | {"asymmetric": True},
-    "averaged, balanced": AVERAGED | {"balanced": True},
-    "averaged, as target, asymmetric": AVERAGED | {"target": "average", "asymmetric": True},
-    "averaged, as target, asymmetric, balanced": AVERAGED | {"target": "average", "asymmetric": True, "balanced": True},
-    "averaged, as target, l2": AVERAGED | {"target": "average", "regularizer": "l2"},
-    "averaged, as target, linf": AVERAGED | {"target": "average", "regularizer": "linf"},
-    "averaged, learning rate 0.1": AVERAGED | {"lr": 0.1},
+    "average as target": STEADY,
+    "average as target, asymmetric, cutmix": ACE | CUTMIX,
+    "average as target, asymmetric": ACE,
+    "average as target, cutmix": STEADY | CUTMIX,
+    "average as target, asymmetric, mixup": ACE | MIXUP,
+    "average as target, asymmetric, cutmix, hold, balanced": ACE | CUTMIX | {"hold": 1.0, "balanced": True},
+    "average as target, asymmetric, hold": ACE | {"hold": 1.0},
+    "average as target, adjusted, cutmix": STEADY | CUTMIX | {"adjusted": True},
+    "average as target, asymmetric, cutmix, faster": ACE | CUTMIX | {"decay": 0.997},
+    "average as target, asymmetric, cutmix, rate 0.1": ACE | CUTMIX | {"lr": 0.1},
+    "plain": PLAIN,
+    "average for evaluation only": {"target": "stored"},
+    "average as target, asymmetric, cutmix, slower": ACE | CUTMIX | {"decay": 0.9997},
+    "average as target, asymmetric, cutmix, draws of 64": ACE | CUTMIX | {"replay_size": 64},
+    "average as target, asymmetric, cutmix, beta 1": ACE | CUTMIX | {"beta": 1.0},
+    "average as target, asymmetric, cutmix, balanced": ACE | CUTMIX | {"balanced": True},
+    "average as target, asymmetric, statistics of the buffer": ACE | {"statistics": "buffer"},
+    "average as target, asymmetric, linf": ACE | {"regularizer": "linf"},
 }
 
 
-def config_of(settings: dict[str, Any], *, benchmark: str, buffer_size: int, epochs: int, seed: int) -> RunConfig:
-    """The run of a candidate. Weights and learning rate are those of mse, unless the candidate says otherwise."""
+def config_of(
+    settings: dict[str, Any],
+    *,
+    benchmark: str = "seq-cifar10",
+    buffer_size: int,
+    seed: int,
+    epochs: int | None = None,
+    more: Sequence[str] = (),
+) -> RunConfig:
+    """The run of a candidate: a short one of so many epochs on a validation split, or `ballast` at full length.
+
+    Weights and learning rate are those of mse, unless the candidate says otherwise. Decays are meant for runs of
+    `EPOCHS` epochs. In longer ones the average follows more slowly, so that it remembers the same share of a task.
+    """
     config = RunConfig.preset(benchmark, "mse", buffer_size=buffer_size, seed=seed)
-    config = config.change(method="beyond", epochs=epochs, validation=VALIDATION)
-    return config.parse([f"{name}={value}" for name, value in settings.items()], settings_for(config))
+    if epochs is None:
+        config = config.change(method="ballast")
+    else:
+        config = config.change(method="beyond", epochs=epochs, validation=VALIDATION)
+    known = settings_for(config)
+    config = config.parse(more, known)
+    decay = settings.get("decay", known["decay"])
+    if decay:
+        settings = settings | {"decay": round(1 - (1 - decay) * EPOCHS / config.epochs, 9)}
+    return config.parse([f"{name}={value}" for name, value in settings.items()], known)
+
+
+def full_configs(
+    name: str, buffer_sizes: Sequence[int], seeds: int, benchmark: str = "seq-cifar10", more: Sequence[str] = ()
+) -> list[RunConfig]:
+    """The runs of a candidate at full length: every buffer size with the first seed, then with the next."""
+    return [
+        config_of(CANDIDATES[name], benchmark=benchmark, buffer_size=size, seed=seed, more=more)
+        for seed in range(seeds)
+        for size in buffer_sizes
+    ]
+
+
+def full_name(config: RunConfig) -> str:
+    """The path of a result at full length, such as seq-cifar10/ballast-200-seed0.json."""
+    return f"{config.benchmark}/{config.method}-{config.buffer_size}-seed{config.seed}.json"
 
 
 def summary(runs: dict[str, list[RunConfig]], out: Path) -> list[dict[str, Any]]:
@@ -190,38 +301,47 @@ def summary(runs: dict[str, list[RunConfig]], out: Path) -> list[dict[str, Any]]
         if values:
             spread = stdev(values) if len(values) > 1 else None
             lines.append({"candidate": name, "n": len(values), "mean": fmean(values), "spread": spread})
-            lines[-1] |= {"accuracies": values, "settings": CANDIDATES[name], "epochs": configs[0].epochs}
+            lines[-1] |= {"accuracies": values, "settings": CANDIDATES[name]}
+            lines[-1] |= {each: getattr(configs[0], each) for each in ("epochs", "buffer_size", "validation")}
+            lines[-1] |= {"seconds": [round(each.result.seconds, 1) for each in stored]}
     return sorted(lines, key=lambda line: -line["mean"])
 
 
+def best(table: list[dict[str, Any]]) -> str:
+    """The candidate with the highest mean; those with fewer runs than most have are left out."""
+    if not table:
+        raise UsageError("no candidate has a result under --out: run the short runs first, or name the candidate.")
+    usual = median_low([line["n"] for line in table])
+    name: str = next(line["candidate"] for line in table if line["n"] >= usual)
+    return name
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", default="seq-cifar10")
-    parser.add_argument("--buffer-size", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--only", action="append", choices=CANDIDATES, help="a candidate; may be repeated")
-    parser.add_argument("--out", type=Path, default=Path("beyond"), help="results, and states of runs in flight")
-    parser.add_argument("--summary", type=Path, help="JSON file for the table")
-    parser.add_argument("--seconds", type=float, default=540)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--list", action="store_true", help="name the candidates and run nothing")
-    options = parser.parse_args(arguments)
-    chosen = {name: CANDIDATES[name] for name in options.only or CANDIDATES}
+    options = _parser().parse_args(arguments)
     if options.list:
-        print("\n".join(f"{name}: {settings}" for name, settings in chosen.items()))
+        print("\n".join(f"{name}: {settings}" for name, settings in CANDIDATES.items()))
         return 0
-    common = {"benchmark": options.benchmark, "buffer_size": options.buffer_size, "epochs": options.epochs}
+    sizes = options.buffer_size or [200]
+    short = {"benchmark": options.benchmark, "buffer_size": sizes[0], "epochs": options.epochs, "more": options.set}
     runs = {
-        name: [config_of(settings, **common, seed=seed) for seed in range(options.seeds)]
-        for name, settings in chosen.items()
+        name: [config_of(CANDIDATES[name], **short, seed=seed) for seed in range(options.seeds)]
+        for name in options.only or CANDIDATES
     }
+    if options.full:
+        name = best(summary(runs, options.out)) if options.full == "best" else options.full
+        print(f"at full length: {name}", flush=True)
+        wanted = full_configs(name, sizes, options.seeds, options.benchmark, options.set)
+    else:
+        # All candidates once before any of them twice.
+        wanted = [config for seed in zip(*runs.values(), strict=True) for config in seed]
     known = load_results(options.out)
-    # All candidates once before any of them twice.
-    missing = [config for seed in zip(*runs.values(), strict=True) for config in seed if config not in known]
-    if missing:
-        work_off(missing, options.out, seconds=options.seconds, device=options.device, data=options.data)
+    if missing := [config for config in wanted if config not in known]:
+        given = {name: getattr(options, name) for name in ("seconds", "reserve", "fleet", "device", "data")}
+        work_off(missing, options.out, **given)
+    if options.full:
+        for path in write_small(wanted, options.out, options.small, full_name):
+            print(path)
+        return 0
     table = summary(runs, options.out)
     for line in table:
         spread = "" if line["spread"] is None else f" +- {line['spread']:.2f}"
@@ -229,6 +349,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.summary:
         options.summary.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--benchmark", default="seq-cifar10")
+    parser.add_argument("--buffer-size", type=int, action="append", help="default: 200; with --full, may be repeated")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of the short runs")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--only", action="append", choices=CANDIDATES, help="a candidate; may be repeated")
+    parser.add_argument(
+        "--full", choices=["best", *CANDIDATES], metavar="NAME", help="a candidate, or best: run it at full length"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="for every run; may be repeated"
+    )
+    parser.add_argument("--out", type=Path, default=Path("beyond"), help="results, and states of runs in flight")
+    parser.add_argument("--summary", type=Path, help="JSON file for the table of the short runs")
+    parser.add_argument("--small", type=Path, default=Path("results"), help="folder for results at full length")
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--reserve", type=float, default=40, help="of these, for saving states")
+    parser.add_argument("--fleet", type=int, default=4, help="runs at a time")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--list", action="store_true", help="name the candidates and run nothing")
+    return parser
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "build" / "domains.npz"
 DOMAINS = ("code", "prose", "numbers")
-BETAS = {"kl": (5.0, 50.0), "mse": (0.02, 0.2, 2.0), "linf": (0.02, 0.2, 2.0)}
+BETAS = {"kl": (5.0, 50.0, 150.0, 500.0), "mse": (0.02, 0.2, 2.0), "linf": (0.02, 0.2, 2.0)}
 """Weights of the regularizers that are tried. kl divides by the number of classes, here 21: 21 would be 1 a token."""
 TUNING_SEED, TUNING_STEPS, VALIDATION = 100, 100, 32
 """Weights are chosen by runs with this seed, so many steps a stage, on so many held-out samples of each domain; later
@@ -162,14 +162,13 @@ class Student:
         self.run, self.device, self.learner = run, device, None
         self.model: Any = GPT2LMHeadModel(config).to(device).train()
         self.parameters = sum(each.numel() for each in self.model.parameters())
-        self._prepare()
+        self._prepare(run.warmup)
 
-    def _prepare(self) -> None:
+    def _prepare(self, warmup: int) -> None:
         """A new optimiser, and a new learner that continues the buffer of the one before."""
         run, trained = self.run, [each for each in self.model.parameters() if each.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=run.lr, weight_decay=0.01, fused=self.device.type == "cuda")
-        warmup = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1 / run.warmup, total_iters=run.warmup)
-        self.scheduler = warmup
+        self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1 / warmup, total_iters=warmup)
         if run.method not in ("plain", "joint"):
             self.learner = self._learner(self.learner)
 
@@ -199,7 +198,7 @@ class Student:
         targets = ["c_attn", "c_proj", "c_fc"]
         config = LoraConfig(r=16, lora_alpha=32, target_modules=targets, fan_in_fan_out=True, task_type="CAUSAL_LM")
         self.model = get_peft_model(self.model, config)
-        self._prepare()
+        self._prepare(warmup=1)  # an adapter begins at zero and needs no warm-up
 
     def step(self, tokens: Tensor) -> None:
         if self.learner is not None:

@@ -20,7 +20,7 @@ import json  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 import tomllib  # noqa: E402
-from collections.abc import Iterator, Sequence  # noqa: E402
+from collections.abc import Callable, Iterator, Sequence  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
 from dataclasses import dataclass, field, fields  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -130,13 +130,15 @@ def small_name(config: RunConfig) -> str:
     return f"{config.benchmark}/{config.method}{buffer}-seed{config.seed}{other}.json"
 
 
-def write_small(configs: Sequence[RunConfig], out: Path, folder: Path) -> list[Path]:
-    """The finished runs under `out`, one file each."""
+def write_small(
+    configs: Sequence[RunConfig], out: Path, folder: Path, name: Callable[[RunConfig], str] = small_name
+) -> list[Path]:
+    """The finished runs under `out`, one file each, at the path in `folder` that `name` gives."""
     found, written = load_results(out), []
     for config in configs:
         stored = found.get(config)
         if stored is not None:
-            path = folder / small_name(config)
+            path = folder / name(config)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(condensed(stored), separators=(",", ":"), allow_nan=False) + "\n", "utf-8")
             written.append(path)

@@ -1,7 +1,9 @@
 """The candidates of benchmarks/beyond.py: without ideas the paper's method, and each idea does what it says."""
 
 import importlib.util
+import json
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,12 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.config import RunConfig
+from holdfast.experiments import load_results
+from holdfast.learners import settings_for
 from holdfast.methods import LEARNERS
+from holdfast.rng import generator
+from holdfast.testing import check_learner
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "beyond.py"
 
@@ -21,69 +28,225 @@ def beyond():
     sys.modules["beyond"] = module  # as the learner's settings are found through its module
     specification.loader.exec_module(module)
     yield module
-    del LEARNERS._entries["beyond"], sys.modules["beyond"]
+    del LEARNERS._entries["beyond"], LEARNERS._entries["ballast"], sys.modules["beyond"]
 
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
+    return nn.Sequential(*layers)
 
 
-def stream(steps=12):
-    generator = torch.Generator().manual_seed(1)
+def stream(steps=12, classes=(0, 1, 2)):
+    draw = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        yield torch.randn(8, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+        chosen = torch.randint(0, len(classes), (8,), generator=draw)
+        yield torch.randn(8, 1, 4, 4, generator=draw), torch.tensor(classes)[chosen]
+
+
+def learner_of(kind, **settings):
+    model = network()
+    return kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20, seed=3, **settings)
 
 
 def learn(kind, **settings):
-    model = network()
-    learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20, seed=3, **settings)
+    learner = learner_of(kind, **settings)
     for x, y in stream():
         learner.observe(x, y)
     return learner
 
 
-def test_without_ideas_it_is_consistency_replay(beyond):
-    ours, paper = learn(beyond.Beyond, beta=0.5), learn(hf.ConsistencyReplay, beta=0.5)
+def test_without_ideas_it_is_consistency_replay_with_one_draw(beyond):
+    ours = learn(beyond.Ballast, beta=0.5, decay=0.0, target="stored")
+    paper = learn(hf.ConsistencyReplay, beta=0.5, replay=1.0)
     for mine, theirs in zip(ours.model.state_dict().values(), paper.model.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
     assert ours.evaluated() is ours.model
 
 
 def test_average_is_the_mean_of_all_networks_at_first(beyond):
-    model = network()
-    learner = beyond.Beyond(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20, decay=0.999)
-    weights = [model[0].weight.detach().clone()]
+    learner = learner_of(beyond.Ballast)
+    weights = [learner.model[0].weight.detach().clone()]
     for x, y in stream():
         learner.observe(x, y)
-        weights.append(model[0].weight.detach().clone())
+        weights.append(learner.model[0].weight.detach().clone())
     # Until the decay limits it, the average of n steps gives each the weight 1 / (n + 1), the beginning included.
     torch.testing.assert_close(learner.evaluated()[0].weight, torch.stack(weights).mean(0))
 
 
 def test_statistics_of_the_buffer(beyond):
-    learner = learn(beyond.Beyond, decay=0.9, statistics="buffer")
+    learner = learn(beyond.Ballast, decay=0.9, statistics="buffer")
     norm = learner.evaluated()[1]
     inputs = learner.average[0](learner.buffer.contents().x)
-    torch.testing.assert_close(norm.running_mean, inputs.mean(0))
-    torch.testing.assert_close(norm.running_var, inputs.var(0))
+    torch.testing.assert_close(norm.running_mean, inputs.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.running_var, inputs.transpose(0, 1).flatten(1).var(1))
 
 
 def test_asymmetric_minibatch_leaves_absent_classes_alone(beyond):
-    learner = learn(beyond.Beyond, asymmetric=True, alpha=0.0, beta=0.0)
-    x = torch.randn(4, 6)
-    before = learner.model[3].bias.detach().clone()
-    learner.observe(x, torch.zeros(4, dtype=torch.int64))
-    assert torch.equal(learner.model[3].bias[1:], before[1:])
+    learner = learn(beyond.Ballast, asymmetric=True, alpha=0.0, beta=0.0)
+    before = learner.model[4].bias.detach().clone()
+    learner.observe(torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64))
+    assert torch.equal(learner.model[4].bias[1:], before[1:])
+
+
+def last_draw(learner, x, y):
+    """The losses of a minibatch, and what was drawn for them."""
+    again = torch.Generator().set_state(learner.buffer.generator.get_state())
+    losses = learner.losses(x, y)
+    learner.buffer.generator, mine = again, learner.buffer.generator
+    drawn = learner.buffer.sample(len(y))
+    learner.buffer.generator = mine
+    return losses, drawn
+
+
+@pytest.mark.parametrize("mix", ["none", "mixup", "cutmix"])
+@pytest.mark.parametrize("target", ["average", "stored"])
+def test_terms_against_slow_loops(beyond, mix, target):
+    settings = {"alpha": 0.7, "beta": 0.3, "hold": 0.4, "asymmetric": True, "adjusted": True, "decay": 0.8}
+    learner = learn(beyond.Ballast, mix=mix, target=target, **settings)
+    model, average = deepcopy(learner.model), deepcopy(learner.average)
+    numbers = torch.Generator().set_state(learner.generator.get_state())
+    x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
+    losses, drawn = last_draw(learner, x, y)
+    averaged = average(drawn.x).detach()  # in any case: its BatchNorm statistics come from draws
+    targets = averaged if target == "average" else drawn.logits
+    mixed, shares = drawn.x.clone(), [1.0] * 8
+    if mix == "mixup":
+        shares = torch.rand(8, 1, generator=numbers).flatten().tolist()
+        mixed = torch.stack([s * drawn.x[i] + (1 - s) * drawn.x[i - 1] for i, s in enumerate(shares)])
+    if mix == "cutmix":
+        down, right, area = torch.rand(3, 8, generator=numbers).tolist()
+        for i in range(8):
+            half, taken = area[i] ** 0.5 / 2, 0
+            for row in range(4):
+                for column in range(4):
+                    if abs((row + 0.5) / 4 - down[i]) < half and abs((column + 0.5) / 4 - right[i]) < half:
+                        mixed[i, :, row, column] = drawn.x[i - 1, :, row, column]
+                        taken += 1
+            shares[i] = 1 - taken / 16
+    outputs, now = model(x), model(mixed)
+    counts = [1 + sum(label == each for label in [*y.tolist(), *drawn.y.tolist()]) for each in range(3)]
+    adjustment = torch.tensor(counts).log()
+    consistency, replay = 0.0, 0.0
+    for i, s in enumerate(shares):
+        wanted = s * targets[i] + (1 - s) * targets[i - 1]
+        consistency += ((now[i] - wanted) ** 2).mean() / 8
+        logs = (now[i] + adjustment).log_softmax(0)
+        replay -= (s * logs[drawn.y[i]] + (1 - s) * logs[drawn.y[i - 1]]) / 8
+    steady = average.eval()(x).detach()
+    consistency += 0.4 * sum((outputs[i, c] - steady[i, c]) ** 2 for i in range(8) for c in (1, 2)) / 24
+    torch.testing.assert_close(losses.current, torch.zeros(()))  # all classes were seen, and only one is in the batch
+    torch.testing.assert_close(losses.replay, replay)
+    torch.testing.assert_close(losses.consistency, consistency)
+    torch.testing.assert_close(losses.total, 0.7 * replay + 0.3 * consistency)
+
+
+def test_average_sees_unmixed_draws_only(beyond):
+    learner = learn(beyond.Ballast, mix="cutmix", hold=1.0)
+    norm, convolution = learner.average[1], learner.average[0]
+    before = norm.running_mean.clone()
+    x, y = next(iter(stream(1)))
+    _, drawn = last_draw(learner, x, y)
+    torch.testing.assert_close(norm.running_mean, 0.9 * before + 0.1 * convolution(drawn.x).mean((0, 2, 3)))
+
+
+COMBINATIONS = [
+    {},
+    {"decay": 0.0, "target": "stored"},
+    {"target": "stored", "mix": "mixup"},
+    {"asymmetric": True, "mix": "cutmix", "decay": 0.9},
+    {"asymmetric": True, "mix": "cutmix", "hold": 0.5, "balanced": True},
+    {"adjusted": True, "mix": "mixup", "regularizer": "l2"},
+]
+
+
+@pytest.mark.parametrize("settings", COMBINATIONS, ids=str)
+def test_contract(beyond, settings):
+    given = {"lr": 0.05, "batch_size": 8, "replay_size": 6, "alpha": 0.5, "beta": 0.5, "buffer_size": 12}
+    config = RunConfig(benchmark="testing", method="ballast", settings=tuple(settings.items()), **given)
+    check_learner(beyond.Ballast, config)
 
 
 def test_every_candidate_has_a_config_of_its_own(beyond):
-    common = {"benchmark": "seq-cifar10", "buffer_size": 200, "epochs": 5, "seed": 0}
-    configs = {name: beyond.config_of(settings, **common) for name, settings in beyond.CANDIDATES.items()}
-    assert len(set(configs.values())) == len(configs)
-    assert all(config.validation == beyond.VALIDATION for config in configs.values())
+    for epochs in (5, None):
+        given = {"buffer_size": 200, "epochs": epochs, "seed": 0}
+        configs = {name: beyond.config_of(settings, **given) for name, settings in beyond.CANDIDATES.items()}
+        assert len(set(configs.values())) == len(configs)
+        for config in configs.values():
+            assert (config.epochs, config.validation) == ((5, beyond.VALIDATION) if epochs else (50, 0.0))
+            assert config.method == ("beyond" if epochs else "ballast")
 
 
-def test_target_without_an_average_is_refused(beyond):
-    with pytest.raises(hf.UsageError, match="needs an averaged network"):
-        learn(beyond.Beyond, target="average")
+def test_settings_at_their_default_are_not_in_the_fingerprint(beyond):
+    short = beyond.config_of({"decay": 0.999, "mix": "none", "asymmetric": False}, buffer_size=200, epochs=5, seed=0)
+    assert short.settings == ()
+    assert short.fingerprint == beyond.config_of({}, buffer_size=200, epochs=5, seed=0).fingerprint
+    # A later version that has only the settings that are named here has the same fingerprint for the same run.
+    full = beyond.config_of(beyond.ACE | beyond.CUTMIX, buffer_size=200, seed=0)
+    named = {"asymmetric": True, "mix": "cutmix", "decay": 0.9999}
+    plain = RunConfig.preset("seq-cifar10", "mse", buffer_size=200)
+    later = plain.change(method="ballast", alpha=1.0, beta=0.2, settings=tuple(named.items()))
+    assert full.fingerprint == later.fingerprint
+    assert set(named) < set(settings_for(full))
+
+
+def test_full_length_stretches_the_decay_and_takes_turns(beyond):
+    configs = beyond.full_configs("average as target", [200, 500], 2)
+    assert [(config.buffer_size, config.seed) for config in configs] == [(200, 0), (500, 0), (200, 1), (500, 1)]
+    # 0.001 a step for 5 epochs is 0.0001 a step for 50.
+    assert {dict(config.settings)["decay"] for config in configs} == {0.9999}
+    assert beyond.full_name(configs[1]) == "seq-cifar10/ballast-500-seed0.json"
+    assert dict(beyond.full_configs("plain", [200], 1)[0].settings)["decay"] == 0.0
+
+
+def test_best_of_those_with_enough_runs(beyond):
+    table = [
+        {"candidate": "once", "n": 1, "mean": 70.0},
+        {"candidate": "twice", "n": 2, "mean": 69.0},
+        {"candidate": "also", "n": 2, "mean": 60.0},
+    ]
+    assert beyond.best(table) == "twice"
+    with pytest.raises(hf.UsageError, match="no candidate has a result"):
+        beyond.best([])
+
+
+def test_short_runs_then_the_best_at_full_length(beyond, tmp_path, capsys):
+    out, table, small = tmp_path / "out", tmp_path / "table.json", tmp_path / "small"
+    tiny = ["--benchmark", "seq-mnist", "--set", "tasks=2", "--set", "train_limit=60", "--device", "cpu"]
+    names = ["plain", "average as target, asymmetric, cutmix"]
+    common = [*tiny, "--out", str(out), "--buffer-size", "20", *(part for name in names for part in ("--only", name))]
+    assert beyond.main([*common, "--epochs", "1", "--summary", str(table)]) == 0
+    lines = json.loads(table.read_text())
+    assert {(line["candidate"], line["n"], line["validation"]) for line in lines} == {(name, 2, 0.1) for name in names}
+    full = ["--epochs", "1", "--full", "best", "--buffer-size", "30", "--seeds", "2", "--small", str(small)]
+    assert beyond.main([*common, *full]) == 0
+    assert f"at full length: {lines[0]['candidate']}" in capsys.readouterr().out
+    files = sorted(path.name for path in (small / "seq-mnist").iterdir())
+    assert files == [f"ballast-{size}-seed{seed}.json" for size in (20, 30) for seed in (0, 1)]
+    found = load_results(small).by_fingerprint.values()
+    assert {(each.config.method, each.config.validation) for each in found} == {("ballast", 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decay": 0.0}, "without an averaged network"),
+        ({"decay": 0.0, "target": "stored", "hold": 1.0}, "without an averaged network"),
+        ({"mix": "cutmx"}, "unknown mix 'cutmx'"),
+        ({"target": "averag"}, "unknown target"),
+        ({"hold": -1.0}, "hold must be a finite number"),
+        ({"decay": 1.5}, "decay must lie between 0 and 1"),
+        ({"loss": nn.functional.mse_loss}, "leave out loss="),
+    ],
+)
+def test_nonsense_is_refused(beyond, settings, message):
+    with pytest.raises(hf.UsageError, match=message):
+        learner_of(beyond.Ballast, **settings)
+
+
+def test_numbers_of_mixtures_come_from_the_seed(beyond):
+    x = torch.randn(8, 1, 6, 6)
+    for mixture in (beyond.mixup, beyond.cutmix):
+        made = [mixture(x, generator(seed, "mix")) for seed in (0, 0, 1)]
+        assert torch.equal(made[0][0], made[1][0])
+        assert not torch.equal(made[0][0], made[2][0])

@@ -372,17 +372,30 @@ def test_fleet(tmp_path, undisturbed):
     assert same(found, {key: undisturbed[key] for key in found})
 
 
-def test_fleet_with_an_error_that_is_nobodys_in_particular(tmp_path, monkeypatch):
-    def broken(configs, **_):
-        list(configs)
+def test_an_error_beside_the_steps_of_a_fleet_is_the_failure_of_the_run_at_hand(tmp_path, monkeypatch):
+    def broken(self):
         raise RuntimeError("CUDA error: out of memory")
-        yield
 
-    monkeypatch.setattr("holdfast.sweep.fleets.run_fleet", broken)
+    monkeypatch.setattr("holdfast.fleet.FleetSize.stepped", broken)
     summary = sweep(GRID[:2], tmp_path, runner=FleetRunner(), device="cpu")
-    assert set(summary.failed.values()) == {"RuntimeError: CUDA error: out of memory"}
+    assert summary.failed == dict.fromkeys(GRID[:2], "RuntimeError: CUDA error: out of memory")
     record = json.loads((tmp_path / "failed" / f"{GRID[0].fingerprint}.json").read_text())
     assert "in broken" in record["trace"]
+
+
+def test_a_fleet_asks_again_where_another_sweep_has_the_next_run(tmp_path, monkeypatch):
+    """Not after every step, and without an end of the runs that go on."""
+    monkeypatch.setattr("holdfast.sweep.runner.POLL", 0.01)
+    events, asked = [], []
+
+    def configs():
+        for config in (GRID[0], None, None, GRID[1]):
+            asked.append(config)
+            yield config
+
+    FleetRunner(2)(configs(), Job(tmp_path, device="cpu"), events.append)
+    assert asked == [GRID[0], None, None, GRID[1]]
+    assert [event.config for event in events if event and event.kind == "done"] == GRID[:2]
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import holdfast as hf
+from fleets import run_fleet
 from holdfast.bench import made_up
 from holdfast.benchmarks import make_benchmark
 from holdfast.data import data_root
 from holdfast.engine import BfloatTwin
-from holdfast.fleet import run_fleet
 from holdfast.run_state import Checkpointer
 from holdfast.training import _prepare, train
 
@@ -165,22 +165,23 @@ def test_buffers_outside_the_device(tmp_path, place):
             assert torch.equal(mine, theirs)
 
 
-def test_a_fleet_that_is_stopped_continues(tmp_path):
-    methods, made = ("er", "mse", "clser"), []
+def test_a_fleet_that_is_stopped_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.sweep.runner.REPORT", -1.0)  # runs report every step
+    methods, steps = ("er", "mse", "clser"), []
     configs = [hf.RunConfig.preset("rot-mnist", m, buffer_size=50, tasks=2, train_limit=3000) for m in methods]
 
-    def checkpointer(config, device):
-        made.append(Checkpointer(tmp_path / config.fingerprint, config, device))
-        return made[-1]
+    def stop(runner, event):
+        if event.kind == "moved":
+            steps.append(event.config)
+            if len(steps) == 15 * len(configs):
+                runner.request_stop()
 
-    def stop(progress):
-        if progress.step == 15:
-            for each in made:
-                each.request_stop()
-
-    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
-        list(run_fleet(configs, size=3, device="cuda", on_step=stop, make_checkpointer=checkpointer))
-    assert {path.name for path in tmp_path.iterdir()} == {config.fingerprint for config in configs}
-    for outcome in run_fleet(configs, size=3, device="cuda", make_checkpointer=checkpointer):
-        alone = hf.run(outcome.config, device="cuda")
-        assert_close(outcome.result.weights, alone.weights, rtol=1e-3, atol=1e-4)
+    with pytest.raises(KeyboardInterrupt):
+        run_fleet(configs, tmp_path, size=3, device="cuda", watch=stop)
+    saved = {path.stem for path in (tmp_path / ".checkpoints").iterdir()}
+    assert saved == {config.fingerprint for config in configs}
+    found = run_fleet(configs, tmp_path, size=3, device="cuda")
+    assert found.keys() == set(configs)
+    for config, result in found.items():
+        alone = hf.run(config, device="cuda")
+        assert_close(result.weights, alone.weights, rtol=1e-3, atol=1e-4)

@@ -251,12 +251,15 @@ class Learner:
 
     def forward_groups(self, *inputs: Nested, widened: bool = True) -> list[Tensor]:
         """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
-        views = self.view(*inputs)
+        return self.forward_parts(self.view(*inputs), [rows(part) for part in inputs], widened=widened)
+
+    def forward_parts(self, view: Nested, sizes: Sequence[int], *, widened: bool = True) -> list[Tensor]:
+        """The outputs for consecutive parts of a view, of these sizes; each has BatchNorm statistics of its own."""
         try:
             with self.autocast():
-                outputs = self._groups(views, [rows(part) for part in inputs], self.answer)
+                outputs = self._groups(view, sizes, self.answer)
         except (RuntimeError, ValueError, IndexError) as error:
-            self._transaction.explain(error, views)
+            self._transaction.explain(error, view)
         return [widen(each) for each in outputs] if widened else outputs
 
     def gradients(self, loss: Tensor) -> list[Tensor]:

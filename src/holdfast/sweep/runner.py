@@ -101,8 +101,8 @@ def hand_out(
             return False
         if config is None:
             break
-        start(config)
         emit(Event("started", config))
+        start(config)
     return True
 
 
