@@ -24,6 +24,22 @@ def test_the_readme_names_the_wheel_and_every_extra():
         assert f"`{extra}`" in text, extra
 
 
+def test_an_extra_is_added_to_an_installed_holdfast_without_an_index():
+    """As the pages say: Holdfast is on no index, and pip must not look for it there."""
+    add = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", "--disable-pip-version-check"]
+    done = subprocess.run([*add, "holdfast[sklearn]"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"already satisfied: scikit-learn.*\(from holdfast\[sklearn\]\)", done.stdout)
+
+
+def test_pages_that_add_an_extra_say_how_holdfast_itself_is_installed():
+    place = "start.md#in-your-own-project"
+    assert "## In your own project" in (ROOT / "docs" / "start.md").read_text("utf-8")
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "pip install 'holdfast[" in page.read_text("utf-8")]
+    assert len(pages) > 5
+    assert [page.name for page in pages if page.name != "start.md" and place not in page.read_text("utf-8")] == []
+
+
 @pytest.mark.slow
 def test_a_wheel_works_in_a_fresh_environment(tmp_path):
     """What it depends on is lent by this environment; nothing else of it, and nothing of the repository."""

@@ -510,6 +510,25 @@ def test_a_learner_saved_and_loaded_learns_on_as_if_nothing_had_happened(path, k
                 assert mine is theirs is None or torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", [torch.optim.NAdam, torch.optim.ASGD])
+def test_an_optimiser_continues_with_numbers_of_another_type_than_the_weights(path, optimizer, dtype):
+    """NAdam and ASGD keep some in float32, which torch.optim would load in the type of the weights."""
+    learners, batches = [], [(x.to(dtype), y) for x, y in stream(8)]
+    for _ in range(2):
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).to(dtype)
+        learners.append(hf.ExperienceReplay(model, optimizer(model.parameters(), lr=0.01), buffer_size=20))
+    one, other = learners
+    for x, y in batches[:4]:
+        one.observe(x, y)
+    one.save(path)
+    other.load(path)
+    for x, y in batches[4:]:
+        assert one.observe(x, y) == other.observe(x, y)
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "er", "consistency"])
 def test_dropout_continues(path, kind):
     """It draws from PyTorch's global generator, which a new process would find elsewhere."""

@@ -302,7 +302,9 @@ def _check_task(benchmark: Benchmark, task: Task, twin: Task, config: RunConfig,
         same = all(map(torch.equal, images, other))
         _require(same, f"{where} the {part} set differs when the benchmark is made again from the same config.")
     # A run that validates on a part of it, or that was stopped and continues, makes it more than once.
-    _require(all(map(torch.equal, train, task.train())), f"{where} a second call of train() gives another training set.")
+    _require(
+        all(map(torch.equal, train, task.train())), f"{where} a second call of train() gives another training set."
+    )
     _check_views(benchmark, train.images[:4], where)
     _check_order(benchmark, len(train.labels), config.batch_size, where)
 

@@ -19,6 +19,7 @@ from holdfast.evaluation import Exam, evaluate, grade, predict
 from holdfast.learners import FadingRate, Learner, Parts, make_learner, make_optimizer
 from holdfast.methods import LEARNERS
 from holdfast.models import MODELS, group_batchnorm
+from holdfast.models.batchnorm.ahead import compiling_ahead
 from holdfast.results import RunResult, environment
 from holdfast.rng import generator, seeded_globally
 from holdfast.run_state import Checkpointer, Clock, Progress, RunState, on_stop_signals, secluded
@@ -55,8 +56,10 @@ def _train(
     matrices = torch.full((2, len(stages), len(exams)), torch.nan, dtype=torch.float64)
     progress = Progress(config, len(stages))
     state = RunState(engine, generators, progress, matrices, clock)
-    if checkpointer is None or not checkpointer.resume(state):
-        state.untrained = evaluate(learner.evaluated(), exams, benchmark.normalize, config.precision).class_il
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+    with compiling_ahead(learner.model, benchmark.shape, config.batch_size, dtype, device):
+        if checkpointer is None or not checkpointer.resume(state):
+            state.untrained = evaluate(learner.evaluated(), exams, benchmark.normalize, config.precision).class_il
     clock.lap("setup")
 
     # A run that continues enters this loop, and those over epochs and minibatches, where it left them.

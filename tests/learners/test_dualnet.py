@@ -203,6 +203,64 @@ def test_the_optimiser_of_a_run_trains_the_fast_layers_too(settings):
     assert_same_state(one.evaluated(), other.evaluated(), rtol=0, atol=0)
 
 
+class EagerAdagrad(torch.optim.Optimizer):
+    """Makes its state when it is made, and never later, as torch's Adagrad did before 2.13."""
+
+    def __init__(self, params, lr=0.01, start=0.5):
+        super().__init__(params, {"lr": lr, "start": start})
+        for group in self.param_groups:
+            self.state |= {each: {"sum": torch.full_like(each, group["start"])} for each in group["params"]}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["sum"] += each.grad**2
+                each -= group["lr"] * each.grad / self.state[each]["sum"].sqrt()
+
+
+class Wrapped(torch.optim.SGD):
+    """Cannot be made from the settings of a group alone."""
+
+    def __init__(self, params, base):
+        super().__init__(params, lr=base, momentum=0.5)
+
+
+O = torch.optim
+OPTIMIZERS = [O.SGD, O.Adam, O.AdamW, O.Adamax, O.Adadelta, O.Adafactor, O.Adagrad, O.ASGD, O.NAdam, O.RAdam, O.RMSprop]
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, O.Rprop, EagerAdagrad, Wrapped])
+@pytest.mark.parametrize("used", [False, True])
+def test_every_optimiser_trains_the_fast_layers_and_continues(kind, used):
+    """Also one that has made a step, and so has state, before the fast layers come."""
+    learners = []
+    for _ in range(2):
+        model = make("mlp")
+        optimizer = kind(model.parameters(), 0.01)
+        if used:
+            model(next(stream(1))[0]).sum().backward()
+            optimizer.step()
+        learners.append(DualNet(model, optimizer, buffer_size=20))
+    one, other = learners
+    batches = list(stream(4))
+    before = deepcopy(one.fast)
+    for x, y in batches[:2]:
+        one.observe(x, y)
+    assert all(not torch.equal(*pair) for pair in zip(before.parameters(), one.fast.parameters(), strict=True))
+    other.load_state_dict(deepcopy(one.state_dict()))
+    for x, y in batches[2:]:
+        assert one.observe(x, y) == other.observe(x, y)
+    assert_same_state(one.evaluated(), other.evaluated(), rtol=0, atol=0)
+
+
+def test_fast_layers_begin_with_the_state_that_the_optimiser_gives_new_parameters():
+    model = make("mlp")
+    optimizer = EagerAdagrad(model.parameters(), start=0.25)
+    learner = DualNet(model, optimizer, buffer_size=20)
+    assert all((optimizer.state[each]["sum"] == 0.25).all() for each in learner.fast.parameters())
+
+
 def test_it_remembers_what_sgd_forgets():
     assert tiny_run("sgd").accuracy < 25
     result = tiny_run("dualnet")

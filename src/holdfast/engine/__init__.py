@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,7 +47,17 @@ def make_engine(
         return Engine(learner, device)
     prepare_cuda()
     compiled = _has_convolutions(learner.model)  # for smaller networks, compiling takes longer than it saves
+    if compiled:
+        _start_compiler()
     return CapturedEngine(learner, device, generators, batch_size=batch_size, compiled=compiled)
+
+
+def _start_compiler() -> None:
+    """Start the processes of PyTorch's compiler: they need seconds, and the first step that is compiled needs them."""
+    with suppress(ImportError, AttributeError):  # compiling starts them too, so nothing is lost in another version
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
 
 
 def _has_convolutions(model: nn.Module) -> bool:

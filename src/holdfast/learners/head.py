@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
-from holdfast.learners.optimizers import Optimizer, PlainSgd
+from holdfast.learners.optimizers import Optimizer, PlainSgd, made_again
 from holdfast.registry import unknown_name
 
 __all__ = ["Head"]
@@ -109,8 +108,7 @@ def _beginning(optimizer: Any, group: dict[str, Any], like: Tensor) -> dict[str,
     try:
         twin.step()
     except KeyError:  # some make it when they are made, such as Adagrad before torch 2.13
-        known = signature(type(optimizer)).parameters
-        twin = type(optimizer)(**{name: value for name, value in alone.items() if name in known})
+        twin = made_again(optimizer, alone, [stand_in])
     beginning: dict[str, Any] = twin.state[stand_in]
     return beginning
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +25,7 @@ __all__ = [
     "clip_gradients",
     "forget_gradients",
     "gradients_of",
+    "made_again",
     "make_optimizer",
 ]
 
@@ -91,13 +94,24 @@ def adopt(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
     if isinstance(optimizer, PlainSgd):
         optimizer.adopt(parameters)
     elif hasattr(optimizer, "param_groups"):
+        group, state = optimizer.param_groups[-1], getattr(optimizer, "state", {})
+        if state:  # some make it when they are made, such as Adagrad before torch 2.13
+            with suppress(TypeError):  # the others may need more than a group's settings to be made
+                state.update(made_again(optimizer, group, parameters).state)
         # Not a group of its own: schedulers count groups when they are made.
-        optimizer.param_groups[-1]["params"].extend(parameters)
+        group["params"].extend(parameters)
     else:
         raise UsageError(
             f"an optimiser of type {type(optimizer).__name__} has no param_groups that could take in further "
             "parameters; use one of torch.optim."
         )
+
+
+def made_again(optimizer: Any, group: Mapping[str, Any], parameters: list[nn.Parameter]) -> Any:
+    """A new optimiser of the same class, for these parameters, with the settings of a group."""
+    known = signature(type(optimizer)).parameters
+    settings = {name: value for name, value in group.items() if name in known}
+    return type(optimizer)(**{**settings, "params": parameters})
 
 
 def gradients_of(optimizer: Optimizer, model: nn.Module) -> list[Tensor]:

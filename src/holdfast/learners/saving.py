@@ -46,10 +46,22 @@ def load_state(learner: Learner, state: dict[str, Any]) -> None:
     for name, part in _parts(learner).items():
         # A copy: torch.optim keeps the tensors it is given, which may be another learner's own.
         part.load_state_dict(state[name] if name == "buffer" else deepcopy(state[name]["state"]))
+    if "optimizer" in state:
+        _restore_types(learner.optimizer, state["optimizer"]["state"])
     learner.model.load_state_dict(state["model"], strict="frozen" not in state)
     for name, each in learner.extra_state().items():
         _restore(each, state["extra"][name])
     _restore_generators(learner, state)  # last, because loading may draw from the global ones
+
+
+def _restore_types(optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """Give the optimiser's numbers the types that they were saved in: torch.optim loads them in that of the weights."""
+    weights = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+    for number, values in saved.get("state", {}).items() if weights else ():
+        own = optimizer.state.get(weights[number], {})
+        for name, value in values.items():
+            if isinstance(value, Tensor) and isinstance(own.get(name), Tensor) and own[name].dtype != value.dtype:
+                own[name] = value.to(own[name].device, copy=True)
 
 
 def without_frozen(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ KINDS = {"plain": (False, False), "relu": (True, False), "shortcut": (True, True
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch):
     """Interpreted kernels serve tensors on a CPU; on a GPU, convolutions are as exact as there."""
-    monkeypatch.setattr(fused, "_capable", lambda device: device.type == DEVICE)
+    monkeypatch.setattr(fused, "compiles_for", lambda device: device.type == DEVICE)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 

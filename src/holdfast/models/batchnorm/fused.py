@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["batchnorm", "supports", "update_running"]
+__all__ = ["batchnorm", "compiles_for", "supports", "update_running"]
 
 _HAS_TRITON = find_spec("triton") is not None  # comes with PyTorch for NVIDIA GPUs under Linux
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -19,13 +19,13 @@ _MOST_VALUES = 2**31 - 1
 
 def supports(x: Tensor) -> bool:
     """Whether there are kernels for `x` (B, C, ...): it is on a GPU, with channels last and without gaps in memory."""
-    known = _HAS_TRITON and x.dtype in _DTYPES and 0 < x.numel() <= _MOST_VALUES
-    return known and _capable(x.device) and x.movedim(1, -1).is_contiguous()
+    known = x.dtype in _DTYPES and 0 < x.numel() <= _MOST_VALUES
+    return known and compiles_for(x.device) and x.movedim(1, -1).is_contiguous()
 
 
-def _capable(device: torch.device) -> bool:
-    """Whether Triton compiles for `device`: an NVIDIA GPU, Volta or later."""
-    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 7
+def compiles_for(device: torch.device) -> bool:
+    """Whether Triton is here and compiles for `device`: an NVIDIA GPU, Volta or later."""
+    return _HAS_TRITON and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 7
 
 
 def batchnorm(

@@ -10,7 +10,7 @@ a fixed order, so that equal inputs give equal bits. All tensors are (rows, chan
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -281,6 +281,14 @@ def _plan(x: Tensor, groups: int) -> _Plan:
     return _Plan((strips, pieces, groups), (rows, channels), triton.cdiv(blocks, reads), reads, most)
 
 
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run a kernel. For meta tensors, which have a shape and no data, it is compiled and not run."""
+    if arguments[0].is_meta:
+        kernel.warmup(*arguments, grid=grid, **constants)
+    else:
+        kernel[grid](*arguments, **constants)
+
+
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -289,10 +297,10 @@ def forward(
     partial = x.new_empty(*plan.grid[:0:-1], 2, x.shape[1], dtype=torch.float32)
     statistics = x.new_empty(2, groups, x.shape[1], dtype=torch.float32)
     y = torch.empty_like(x)
-    _add_up[plan.grid](x, partial, *plan.sizes, plan.turns, READS=plan.reads, num_warps=WARPS)
+    _launch(_add_up, plan.grid, x, partial, *plan.sizes, plan.turns, READS=plan.reads, num_warps=WARPS)
     kind = {"RELU": relu, "SHORTCUT": shortcut is not None, "PIECES": plan.most, "READS": plan.reads}
     tensors = (x, x if shortcut is None else shortcut, y, partial, weight, bias, *statistics)
-    _normalize[plan.grid](*tensors, *plan.sizes, eps, plan.turns, **kind, num_warps=WARPS)
+    _launch(_normalize, plan.grid, *tensors, *plan.sizes, eps, plan.turns, **kind, num_warps=WARPS)
     return y, statistics
 
 
@@ -308,10 +316,11 @@ def backward(
     around = (dy, x, x) if y is None else (dy, y, dshortcut)
     sizes = (*plan.sizes, eps, plan.turns)
     loop = {"READS": plan.reads, "num_warps": WARPS}
-    _add_up_slopes[plan.grid](x, *around, *given, *sizes, RELU=relu, SHORTCUT=y is not None, **loop)
+    _launch(_add_up_slopes, plan.grid, x, *around, *given, *sizes, RELU=relu, SHORTCUT=y is not None, **loop)
     # The shortcut's gradient is that of the output, already masked by the ReLU.
     dy, again = (dy, relu) if y is None else (dshortcut, False)
-    _descend[plan.grid](x, dy, dx, *given, dweight, dbias, *sizes, RELU=again, PIECES=plan.most, **loop)
+    rest = (*given, dweight, dbias, *sizes)
+    _launch(_descend, plan.grid, x, dy, dx, *rest, RELU=again, PIECES=plan.most, **loop)
     return dx, dweight, dbias, dshortcut
 
 
@@ -321,6 +330,5 @@ def update_running(
     """Move the running mean and variance towards each group's in turn, and count the groups."""
     _, groups, channels = statistics.shape
     block = 256
-    _update[(triton.cdiv(channels, block),)](
-        statistics, mean, variance, batches, channels, momentum, correction, GROUPS=groups, CHANNELS=block
-    )
+    given = (statistics, mean, variance, batches, channels, momentum, correction)
+    _launch(_update, (triton.cdiv(channels, block),), *given, GROUPS=groups, CHANNELS=block)
