@@ -34,6 +34,11 @@ def bytes_of(part: Tensor) -> Tensor:
     return part.reshape(-1).contiguous().view(torch.uint8)
 
 
+def _rows(part: Tensor) -> Tensor:
+    """The bytes of each row, (B, bytes of a row)."""
+    return bytes_of(part).view(len(part), prod(part.shape[1:]) * part.itemsize)
+
+
 # --- samples of different length -------------------------------------------------------------------------------------
 
 
@@ -105,10 +110,11 @@ class Packing:
 
         Waits for the device, unless the samples' `lengths` are known.
         """
+        lengths = self.lengths(parts).tolist() if lengths is None else lengths
+        rows = zip(*(_rows(part).unbind() for part in parts), strict=True)
         return [
-            torch.cat([bytes_of(part[row, :length] if name in self.fills else part[row]) for name, part in named])
-            for named in [list(zip(self.names, parts, strict=True))]
-            for row, length in enumerate(self.lengths(parts).tolist() if lengths is None else lengths)
+            torch.cat([whole[:size] for whole, size in zip(row, self._sizes(length), strict=True)])
+            for row, length in zip(rows, lengths, strict=True)
         ]
 
     def stack(self, samples: Sequence[Tensor]) -> list[Tensor]:

@@ -146,9 +146,12 @@ class ReplayMixin:
         """As the Trainer's, with the learner's loss."""
         self._stepping = True
         try:
-            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+            loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._stepping = False
+        if self.learner is not None and self.learner.ranks is None:  # now the backward pass keeps the device busy
+            self.learner.reserve(self._pending[-1])
+        return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -163,7 +166,9 @@ class ReplayMixin:
         x, y = self._minibatch(inputs)
         if self.learner is None:
             self.learner = self._make_learner(model, x, y)
-        losses = self.learner.losses(x, y, alone=self.current_gradient_accumulation_steps == 1)
+        # Several ranks learn before the backward pass, which waits for all of them, that one of them has no room.
+        alone, reserve = self.current_gradient_accumulation_steps == 1, self.learner.ranks is not None
+        losses = self.learner.losses(x, y, alone=alone, reserve=reserve)
         if num_items_in_batch is None:  # the Trainer divides by the number of micro-steps
             share, counted = torch.ones((), device=losses.total.device), 1 / self.current_gradient_accumulation_steps
         else:
