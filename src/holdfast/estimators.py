@@ -3,8 +3,6 @@
 Needs the extra `sklearn`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import Signature, signature

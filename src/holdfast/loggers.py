@@ -9,8 +9,6 @@
 `hf.run(config, on_step=watch(logger))` logs a run; so does `holdfast run --log tensorboard:logs`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 A result is a folder of files. Wherever a writer is killed, the folder has a whole result or does not exist.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import torch
@@ -116,7 +114,7 @@ class RunResult:
         }
 
     @classmethod
-    def from_json(cls, values: Any) -> RunResult:
+    def from_json(cls, values: Any) -> Self:
         """The result that `to_json` described, without its tensors; a ValueError for any other values."""
         found: _ResultFile = validated(_ResultFile, values, "result")
         matrix = _percentages(found.accuracy_matrix, "accuracy_matrix")

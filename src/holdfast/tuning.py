@@ -7,8 +7,6 @@ each finished run in a folder of its fingerprint. A study that was stopped, or k
 runs in flight go on from their checkpoints. Several processes may work on one study.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Results -> variants (one config over its seeds) -> comparisons (variants that belong in one picture)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields

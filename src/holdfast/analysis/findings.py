@@ -3,8 +3,6 @@
 Findings can be written to analysis.json, which a report shows where logits and weights are no longer there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A finished run -> what its files say about calibration, recency and robustness. Nothing is trained again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial

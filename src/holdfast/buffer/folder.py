@@ -1,8 +1,6 @@
 """Stored samples in a folder that belongs to one buffer of one process; those of one shape as rows of files."""
 # ruff: noqa: D102 (`Storage` explains the methods)
 
-from __future__ import annotations
-
 import os
 import secrets
 import weakref

@@ -1,7 +1,5 @@
 """Samples as bytes: those of one shape as rows of a tensor, those of different length each as long as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any

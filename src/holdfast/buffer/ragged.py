@@ -1,8 +1,6 @@
 """Stored samples of different length, in memory or in a folder: each takes as much room as it has content."""
 # ruff: noqa: D102 (`Storage` explains the methods)
 
-from __future__ import annotations
-
 import os
 import shutil
 import weakref

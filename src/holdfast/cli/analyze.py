@@ -1,7 +1,5 @@
 """holdfast analyze: whether finished runs can be trusted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """holdfast demo: the newcomer's minute, four methods on a shortened rot-mnist."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

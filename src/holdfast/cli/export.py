@@ -1,7 +1,5 @@
 """holdfast export: the final model of a run as one file, for use elsewhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

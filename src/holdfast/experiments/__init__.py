@@ -19,7 +19,7 @@
     trust([table])                                            # calibration and recency of the same runs, a Table
 
 The accuracy matrices of a cell are `[stored.result.matrix for stored in verdict.stored]`. Measures (MEASURES) give a
-label with the unit, the number of decimals, and whether higher is better.
+label with the unit and the number of decimals.
 
 An experiment of one's own: `register(Experiment(name, title, source, shows, cells))`.
 """

@@ -1,7 +1,5 @@
 """The paper's tables and figures: which runs, and where each number stands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product

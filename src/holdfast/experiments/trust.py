@@ -1,7 +1,5 @@
 """Calibration, recency and robustness of the runs in the tables, the same seeds of each method."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from math import isnan
 

@@ -5,8 +5,6 @@ markdown_table("table1", results)          # also latex_table
 write_report(render_report(results), Path("report.html"))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

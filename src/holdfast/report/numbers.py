@@ -1,7 +1,5 @@
 """Numbers on their way out: rows under named columns, as CSV and JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

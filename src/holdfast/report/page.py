@@ -1,7 +1,5 @@
 """One self-contained HTML page from whatever results are there."""
 
-from __future__ import annotations
-
 import itertools
 from base64 import b64encode
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Tables for people: cells as text, the blocks of an experiment, and their Markdown and LaTeX."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isnan, nan

@@ -4,8 +4,6 @@ Every node must have Holdfast and the data, and must see the folder of the resul
 address that fsspec knows (s3://, gs://, ...; see `holdfast.sweep.remote`).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
