@@ -107,6 +107,17 @@ def test_several_pieces(groups, samples, channels, side, kind):
     compare(groups, samples, channels, (side, side), kind)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_pieces_as_there_may_be(kind, monkeypatch):
+    """With smaller limits, which take less time to interpret: a large minibatch alone gets the most pieces."""
+    from holdfast.models.batchnorm.kernels import _plan
+
+    monkeypatch.setattr("holdfast.models.batchnorm.kernels.PIECES", (1, 2, 4))
+    plan = _plan(torch.empty(33, 32, 64, device="meta"), 1)
+    assert (plan.grid, plan.most) == ((1, 4, 1), 4)
+    compare(1, 33, 32, (8, 8), kind)
+
+
 def test_a_mean_far_from_zero():
     x, ones = randn(30, 8, 4, 4) + 1000, torch.ones(8, device=DEVICE)
     expected, _, statistics = reference(x, ones, ones, None, x, 3, relu=False)

@@ -25,8 +25,9 @@ READS = 4
 """How many blocks of rows a program reads before it waits for the first."""
 PROGRAMS = 384
 """This many programs fill the device."""
-FEW_PIECES, MOST_PIECES = 16, 64
-"""Limits on the pieces of a group: every program of a second kernel reads the sums of all of them."""
+PIECES = (16, 64, 128)
+"""Limits on the pieces of a group: every program of a second kernel reads the sums of all of them. The last is for a
+large minibatch alone, whose programs would not fill the device otherwise."""
 USUAL_GROUPS = tl.constexpr(3)
 """The minibatches of most steps, whose sums are read all at once."""
 
@@ -265,20 +266,22 @@ class _Plan(NamedTuple):
     reads: int
     """Blocks of rows in a turn. A constant of the kernels: each of its few values is compiled into one of its own."""
     most: int
-    """FEW_PIECES if that is enough, else MOST_PIECES: also a constant of the kernels."""
+    """The smallest of PIECES that is enough: also a constant of the kernels."""
 
 
 def _plan(x: Tensor, groups: int) -> _Plan:
-    """As many pieces as fill the device, but of at least two blocks each."""
+    """As many pieces as fill the device, but of at least two blocks each, and of four if there are many."""
     channels = x.shape[1]
     rows = x.numel() // channels // groups
     strips = triton.cdiv(channels, CHANNELS.value)
-    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * strips), rows // (2 * ROWS.value)))
+    _, many, most = PIECES
+    limit = most if rows >= most * READS * ROWS.value else many
+    room = max(1, min(limit, PROGRAMS // (groups * strips), rows // (2 * ROWS.value)))
     pieces = 1 << room.bit_length() - 1  # a power of two divides the rows of most layers evenly
     blocks = triton.cdiv(rows, pieces * ROWS.value)
     reads = READS if blocks >= READS else 2
-    most = FEW_PIECES if pieces <= FEW_PIECES else MOST_PIECES
-    return _Plan((strips, pieces, groups), (rows, channels), triton.cdiv(blocks, reads), reads, most)
+    enough = next(each for each in PIECES if pieces <= each)
+    return _Plan((strips, pieces, groups), (rows, channels), triton.cdiv(blocks, reads), reads, enough)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
