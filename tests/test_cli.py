@@ -86,6 +86,10 @@ def test_the_same_config_gives_the_same_numbers_again(holdfast):
         (["run", "rot-mnist", "ER"], 2, "did you mean 'er'?"),
         (["run", "rot-mnist", "er", "--seed", "4", "--set", "seed=3"], 2, "--seed and --set seed=3 say the same"),
         (["run", "rot-mnist", "er", "--buffer-size", "9", "--set", "buffer_size=9"], 2, "--buffer-size and --set"),
+        (["run", "rot-mnist", "er", "--seed", str(10**30)], 2, "seed must be a whole number between -2**63 and 2**63"),
+        (["run", "rot-mnist", "dualnet", "--set", "slow_steps=1" + 20 * "0"], 2, "slow_steps must be a finite number"),
+        (["run", "rot-mnist", "er", "--log", "tensorbord:x"], 2, "unknown logger 'tensorbord': did you mean"),
+        (["run", "rot-mnist", "er", "--log", "tensorboard"], 2, "does not say where to log: write tensorboard:WHERE"),
         (["run", "rot-mnist", "sgd", "--set", "regularizer.temperature=1"], 2, "sgd has no regularizer"),
         (["run", "rot-mnist", "mse", "--buffer-size", "0"], 2, "buffer size must be a whole number of at least 1"),
         (["run", "rot-mnist", "mse", "--buffer-size", "-5"], 2, "buffer size must be a whole number of at least 1"),
@@ -115,6 +119,27 @@ def test_bad_usage_is_one_clear_message(holdfast, arguments, code, says):
     assert says in " ".join(err.split())
     assert out == ""
     assert "Traceback" not in err
+
+
+def test_ctrl_c_is_told_by_every_command(holdfast, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.run.make_benchmark", stop)
+    code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK)
+    assert (code, out, err) == (130, "", "stopped.\n")
+
+
+def test_standard_error_has_no_empty_lines_where_it_is_a_file(holdfast):
+    _, _, err = holdfast("run", "rot-mnist", "mse", *QUICK)
+    assert "" not in err.rstrip("\n").split("\n")
+
+
+def test_a_target_of_log_is_checked_also_where_the_result_is_there(holdfast):
+    holdfast("run", "rot-mnist", "mse", *QUICK)
+    code, _, err = holdfast("run", "rot-mnist", "mse", *QUICK, "--log", "nonsense")
+    assert code == 2
+    assert "unknown logger 'nonsense'" in err
 
 
 def test_a_loss_that_is_not_finite_names_step_task_and_terms(holdfast, tmp_path):

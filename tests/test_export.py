@@ -272,6 +272,12 @@ def test_the_command_exports_what_the_run_ended_with(holdfast, finished, tmp_pat
     assert math.isclose(accuracy, float(stored.matrix[-1, -1]))
 
 
+def test_a_folder_of_results_is_not_a_result(holdfast, finished):
+    code, _, err = holdfast("export", str(finished.parent))
+    assert code == 2
+    assert f"is a folder of results (1): give one of them, for instance {finished}" in err
+
+
 def test_by_default_the_file_is_named_after_the_run(holdfast, finished, tmp_path):
     code, out, _ = holdfast("export", finished)
     assert code == 0

@@ -527,6 +527,32 @@ def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp
     assert leftovers(tmp_path) == []
 
 
+FIRST_WORKER = """
+import signal
+from multiprocessing import get_context
+
+from holdfast.sweep.processes import _start
+
+
+def tell():
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+if __name__ == "__main__":
+    process = get_context("spawn").Process(target=tell)
+    _start(process)
+    process.join()
+    tell()
+"""
+
+
+def test_ctrl_c_never_reaches_a_worker_not_even_the_first_while_it_imports(tmp_path):
+    """In a process of its own: Python starts a helper before the first worker, and that would unblock the signal."""
+    (tmp_path / "first.py").write_text(FIRST_WORKER)
+    done = subprocess.run([sys.executable, tmp_path / "first.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]  # in the worker, and afterwards in the process that started it
+
+
 def test_a_run_in_this_process_is_stopped_after_a_whole_step(tmp_path, never_stopped):
     """Whatever carries out the runs, and although the sweep itself waits for Ctrl-C."""
 

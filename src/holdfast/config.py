@@ -82,8 +82,8 @@ class RunConfig:
             optional = name in ("tasks", "train_limit", "buffer_size")
             if not (optional and value is None) and not (_is_whole(value) and 1 <= value < 2**63):
                 raise UsageError(f"{spoken} must be a whole number of at least 1 and below 2**63, not {value!r}.")
-        if not _is_whole(self.seed):
-            raise UsageError(f"seed must be a whole number, not {self.seed!r}.")
+        if not _is_whole(self.seed) or abs(self.seed) >= 2**63:  # a result with a larger one could not be read
+            raise UsageError(f"seed must be a whole number between -2**63 and 2**63, not {self.seed!r}.")
         if not needs_buffer(self.method):
             object.__setattr__(self, "buffer_size", None)
         elif self.buffer_size is None:
@@ -201,8 +201,8 @@ def _sorted_numbers(given: Any, prefix: str) -> tuple[tuple[str, Any], ...]:
     for name, value in values.items():
         if isinstance(value, bool) or (isinstance(value, str) and not prefix):
             continue
-        if not _is_finite(value):
-            raise UsageError(f"{prefix}{name} must be a finite number, not {value!r}.")
+        if not _is_finite(value) or (_is_whole(value) and abs(value) >= 2**63):
+            raise UsageError(f"{prefix}{name} must be a finite number, a whole one below 2**63, not {value!r}.")
         values[name] = float(value) + 0.0 if prefix or isinstance(value, float) else value
     return tuple(sorted(values.items()))
 

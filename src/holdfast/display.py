@@ -84,9 +84,12 @@ class Lines(Progress):
     def __init__(self, *details: ProgressColumn, transient: bool = True) -> None:
         name, share = TextColumn("{task.description}", markup=False), TextColumn("{task.percentage:>3.0f}%")
         self._ids: dict[Hashable, TaskID] = {}
-        self.bar_width = 16 if errors.width >= 100 else 8
-        columns = (name, BarColumn(self.bar_width), share, *details, TimeRemainingColumn())
-        super().__init__(*columns, console=errors, transient=transient)
+        self.bar_width = 16 if errors.width >= 100 else 8 if errors.width >= 80 else 0
+        bar = [BarColumn(self.bar_width)] if self.bar_width else []
+        columns = (name, *bar, share, *details, TimeRemainingColumn())
+        # Of lines that vanish, a file would get an empty one.
+        hidden = transient and not errors.is_interactive
+        super().__init__(*columns, console=errors, transient=transient, disable=hidden)
 
     def move(self, title: str, done: float, total: float = 1.0, *, key: Hashable = None) -> None:
         """Set how much is done of what the line `key` shows (default: its title). A new key gets a line."""
@@ -122,7 +125,7 @@ class RunLine:
     def __init__(self, bars: Lines, title: str) -> None:
         self._bars = bars
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
-        percentage, time_left, gaps = 4, 7, 6
+        percentage, time_left, gaps = 4, 8, len(bars.columns) - 1
         self._room = errors.width - len(title) - bars.bar_width - percentage - time_left - gaps
         self._shown = self._began = time.perf_counter()
         self._before: int | None = None  # steps done when the clock began
@@ -139,13 +142,14 @@ class RunLine:
             return
         self._shown = now
         epochs = progress.config.epochs
-        where = f"task {progress.task + 1}/{progress.stages}"
-        where += f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
+        task = f"task {progress.task + 1}/{progress.stages}"
+        epoch = f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
         speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
         shown = {SHORT.get(term, term): value for term, value in terms.items() if value and term != "total"}
         losses = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
         # A narrow terminal shows fewer details, so that none is cut short.
+        where = next((text for text in (task + epoch, task) if len(text) <= self._room), "")
         room = self._room - len(where)
         speed = speed if len(speed) <= room else ""
         losses = losses if len(losses) <= room - len(speed) else ""
@@ -161,9 +165,9 @@ def show_runs() -> Iterator[Callable[[str], RunLine]]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and the rest numbers."""
+    """A table whose first `left` columns are text and the rest numbers. Columns without any name have no header."""
     name = Text(visible(title), "bold")
-    made = Table(title=name, title_justify="left", min_width=min(len(title), output.width))
+    made = Table(title=name, title_justify="left", min_width=min(len(title), output.width), show_header=any(columns))
     for number, column in enumerate(columns):
         # Long addresses are folded, not cut.
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")

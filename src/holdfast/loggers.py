@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -23,7 +23,8 @@ from holdfast.learners import Losses
 from holdfast.registry import Registry
 from holdfast.training import Progress
 
-__all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "open_logger", "watch"]
+__all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "check_targets", "open_logger"]
+__all__ += ["watch"]
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +54,26 @@ def open_logger(
     The run appears there with the name `name` and the settings `config`. With `run_id`, the logger continues the run of
     MLflow or Weights & Biases whose `logger.run_id` that was; so does the target KIND:WHERE#RUN_ID.
     """
-    kind, colon, where = target.partition(":")
-    make = LOGGERS[kind]
-    if not colon or not where:
-        raise UsageError(f"'{target}' does not say where to log: write {kind}:WHERE. {LOGGERS.describe(kind)}")
+    make, kind, where = _parse(target)
     if run_id is None and kind in ("mlflow", "wandb"):
         where, _, run_id = where.partition("#")
     continued = {"run_id": run_id} if run_id else {}
     return make(where, name=name, config=dict(config or {}), **continued)
+
+
+def check_targets(targets: Iterable[str]) -> None:
+    """Raise unless all are of the form KIND:WHERE, with a known KIND; nothing is opened."""
+    for target in targets:
+        _parse(target)
+
+
+def _parse(target: str) -> tuple[Callable[..., Logger], str, str]:
+    """The constructor, KIND and WHERE."""
+    kind, _, where = target.partition(":")
+    make = LOGGERS[kind]
+    if not where:
+        raise UsageError(f"'{target}' does not say where to log: write {kind}:WHERE. {LOGGERS.describe(kind)}")
+    return make, kind, where
 
 
 def watch(logger: Logger) -> Callable[[Progress], None]:

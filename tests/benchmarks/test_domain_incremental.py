@@ -10,7 +10,8 @@ from PIL import Image
 from benchmarks.conftest import small_dataset
 from holdfast.benchmarks import domain_incremental, make_benchmark
 from holdfast.config import RunConfig
-from holdfast.data import Dataset
+from holdfast.data import Dataset, ImageSet
+from holdfast.errors import UsageError
 
 NOWHERE = Path("nowhere")
 
@@ -40,6 +41,13 @@ def rotations(monkeypatch) -> list[tuple[int, float]]:
 
     monkeypatch.setattr(domain_incremental, "rotate", recorded)
     return made
+
+
+def test_more_tasks_than_memory_has_room_for_are_refused_at_once(replace_data):
+    data = small_dataset(10, (1, 28, 28), train=2, test=2)
+    replace_data(data._replace(test=ImageSet(data.test.images[:1].expand(10**12, -1, -1, -1), data.test.labels)))
+    with pytest.raises(UsageError, match=r"test sets of 3 tasks need 2,352,\d+,\d+,\d+,\d+ bytes .* fewer tasks"):
+        make_benchmark(config(tasks=3), NOWHERE)
 
 
 def test_angles_are_uniform_in_a_half_circle_and_come_from_the_seed(same, rotations):

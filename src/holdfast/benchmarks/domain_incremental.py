@@ -11,6 +11,7 @@ from holdfast.benchmarks.base import BENCHMARKS, Benchmark, Task, needs, shared_
 from holdfast.benchmarks.rotation import rotate
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
+from holdfast.errors import UsageError
 from holdfast.rng import generator
 
 __all__: list[str] = []
@@ -45,5 +46,15 @@ def _digits(root: Path, changes: list[Callable[[Tensor], Tensor]]) -> Benchmark:
     def changed(part: ImageSet, change: Callable[[Tensor], Tensor]) -> ImageSet:
         return ImageSet(change(part.images), part.labels)
 
-    tasks = [Task(tuple(range(10)), partial(changed, data.train, c), changed(data.test, c)) for c in changes]
+    test = data.test.images
+    try:  # in one piece: the system refuses what it can never give, before memory fills up
+        tests = test.new_empty((len(changes), *test.shape))
+    except RuntimeError as error:
+        wanted = f"{len(changes) * test.nbytes:,} bytes of memory"
+        raise UsageError(f"the test sets of {len(changes):,} tasks need {wanted}: choose fewer tasks.") from error
+    tasks = []
+    for change, images in zip(changes, tests, strict=True):
+        images.copy_(change(test))
+        exam = ImageSet(images, data.test.labels)
+        tasks.append(Task(tuple(range(10)), partial(changed, data.train, change), exam))
     return Benchmark(10, (1, 28, 28), tuple(tasks))

@@ -31,6 +31,14 @@ class _Command(TyperCommand):
             if parameter.param_type_name == "argument" and parameter.metavar is None:
                 parameter.metavar = str(parameter.name).upper()
 
+    def invoke(self, ctx: Any) -> Any:
+        """Ctrl-C is told in a word; left to itself, typer ends without one."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            errors.print(str(stop) or "stopped.", highlight=False, markup=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 

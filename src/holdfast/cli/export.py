@@ -12,7 +12,7 @@ from holdfast.analysis.runs import final_model, rerun_command
 from holdfast.cli.app import DataRoot, Json, Plugins, app, import_plugins
 from holdfast.data import data_root
 from holdfast.display import data_progress, output, table
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.export import FORMATS, export, format_of
 from holdfast.rng import generator
 
@@ -44,6 +44,9 @@ def export_command(
     compared with those of the model.
     """
     import_plugins(plugin)
+    inside = [] if (run / results.RESULT).exists() else [file.parent for file in run.glob(f"[!.]*/{results.RESULT}")]
+    if inside:
+        raise UsageError(f"{run} is a folder of results ({len(inside)}): give one of them, for instance {min(inside)}.")
     result, weights = results.read(run), results.read_tensors(run, results.WEIGHTS)
     config = result.config
     if not weights:

@@ -21,7 +21,7 @@ from holdfast.devices import choose_device
 from holdfast.display import data_progress, output, show_runs, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
-from holdfast.loggers import open_logger, watch
+from holdfast.loggers import check_targets, open_logger, watch
 from holdfast.methods import canonical
 from holdfast.registry import unknown_name
 from holdfast.report.text import duration
@@ -70,6 +70,7 @@ def run_command(
 ) -> None:
     """Train one method on one benchmark and save the result."""
     import_plugins(plugin)
+    check_targets(log or [])
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
     config = make_config(benchmark, method, given, set_ or [])
     target = choose_device(device)

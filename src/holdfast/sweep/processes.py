@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -143,6 +143,8 @@ def _start(process: BaseProcess) -> None:
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
+        if os.name == "posix":  # started with the first process, it would let SIGINT through again
+            resource_tracker.ensure_running()
         with runner.signals_blocked(signal.SIGINT):
             process.start()
     finally:

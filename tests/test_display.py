@@ -1,0 +1,66 @@
+"""The terminal: lines of progress at any width, and none where nobody watches."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from holdfast import display
+from holdfast.config import RunConfig
+from holdfast.training import Progress
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Call with a width: standard error is then a terminal of that width, or a file. Gives what is written to it."""
+
+    def use(width: int, terminal: bool = True) -> io.StringIO:
+        written = io.StringIO()
+        console = Console(file=written, width=width, force_terminal=terminal, color_system=None)
+        monkeypatch.setattr(display, "errors", console)
+        return written
+
+    return use
+
+
+@pytest.mark.parametrize("epochs", [1, 50])
+@pytest.mark.parametrize("width", [56, 60, 66, 72, 80, 100, 140])
+def test_nothing_in_the_line_of_a_run_is_cut_short(screen, monkeypatch, width, epochs):
+    monkeypatch.setattr(display, "REFRESH", 0)
+    written = screen(width)
+    config = RunConfig.preset("seq-cifar10", "simclr", buffer_size=5120, epochs=epochs)
+    progress = Progress(config, 20)
+    progress.losses = {"total": 3.0, "current": 1.5, "replay": 0.25, "consistency": 12.0}
+    with display.show_runs() as line:
+        show = line(config.title)
+        for _ in range(3):
+            progress.advance(5)
+            show(progress)
+    shown = next(
+        text for text in reversed(re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", written.getvalue())) if text.strip()
+    )
+    assert "…" not in shown
+    assert config.title in shown
+    assert ("task 1/20" in shown) == (width >= 66)
+    assert ("drift 12.00" in shown) == (width == 140)
+
+
+def test_lines_that_vanish_leave_nothing_in_a_file(screen):
+    written = screen(80, terminal=False)
+    with display.show_progress(2, "reading") as advance:
+        advance("one")
+    with display.data_progress():
+        pass
+    assert written.getvalue() == ""
+
+
+def test_a_table_of_columns_without_names_has_no_header():
+    output = io.StringIO()
+    Console(file=output, width=60).print(display.table("title", ("", ""), [("accuracy", 1.5)]))
+    assert [line.strip("┌┬┐└┴┘─ ") for line in output.getvalue().splitlines()] == [
+        "title",
+        "",
+        "│ accuracy │ 1.50 │",
+        "",
+    ]
