@@ -17,8 +17,9 @@ from holdfast.registry import unknown_name
 from holdfast.report.analyses import analyze_alike
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
+from holdfast.report.numbers import run_numbers
 from holdfast.report.page import html_page
-from holdfast.report.tables import cell_numbers, latex_table, markdown_table, render, run_numbers
+from holdfast.report.tables import cell_numbers, latex_table, markdown_table, render
 
 __all__ = [
     "FORMATS",
