@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import typer.main
 from mkdocs.structure.files import File
 
 from holdfast.analysis import Estimate
-from holdfast.analysis.findings import Summary
-from holdfast.analysis.store import read_findings
+from holdfast.analysis.findings import Summary, read_findings
 from holdfast.cli import app
+from holdfast.config import RunConfig
 from holdfast.experiments import EXPERIMENTS, Results, assess
 from holdfast.report import gather, markdown_table
 
 DOCS = Path(__file__).resolve().parent
+BEYOND = DOCS.parent / "results" / "beyond"
 COMMANDS = "<!-- commands -->"
 OVERHEAD = "<!-- overhead -->"
 RATES = "<!-- rates -->"
@@ -26,6 +28,8 @@ AGREEMENT = "<!-- agreement -->"
 FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
 CHAOS = "<!-- chaos -->"
+CANDIDATES = "<!-- candidates -->"
+FULL_LENGTH = "<!-- full length -->"
 LANGUAGE = re.compile(r"<!-- language: (\w+) -->")
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
@@ -43,7 +47,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
-    for mark, made in (*tables, (FIELD, field), (SOURCES, sources), (CHAOS, chaos)):
+    tables += ((FIELD, field), (SOURCES, sources), (CHAOS, chaos), (CANDIDATES, candidates), (FULL_LENGTH, full_length))
+    for mark, made in tables:
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     markdown = LANGUAGE.sub(lambda match: language(match[1]), markdown)
@@ -90,6 +95,34 @@ def chaos() -> str:
     for kind, title in programs.items():
         if kind in found:
             lines += [f"| {title} | {' | '.join(str(found[kind][name]) for name in names)} |"]
+    return "\n".join([*lines, ""])
+
+
+def candidates() -> str:
+    """What benchmarks/beyond.py found in short runs, a row per candidate, the best first."""
+    rows = [json.loads(line) for line in (BEYOND / "candidates.jsonl").read_text("utf-8").splitlines()]
+    lines = ["| candidate | settings | runs | accuracy (%) |", "|---|---|---:|---:|"]
+    for row in rows:
+        settings = ", ".join(f"`{name}={value}`" for name, value in row["settings"].items())
+        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
+        lines += [f"| {row['candidate']} | {settings} | {row['n']} | {row['mean']:.2f}{spread} |"]
+    return "\n".join([*lines, ""])
+
+
+def full_length() -> str:
+    """Ballast at full length on S-CIFAR-10 beside the best published numbers, a row per buffer size."""
+    ours = gather([DOCS.parent / "results"])
+    theirs = [json.loads(line) for line in (BEYOND / "published.jsonl").read_text("utf-8").splitlines()]
+    lines = [
+        f"| buffer | ballast | {' | '.join(each['method'] for each in theirs)} |",
+        f"|---|---:|{len(theirs) * '---:|'}",
+    ]
+    for size in (200, 500):
+        config = RunConfig.preset("seq-cifar10", "ballast", buffer_size=size)
+        found = [ours[config.change(seed=seed)].result.accuracy for seed in ours.seeds_of(config)]
+        spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
+        mean = f"{fmean(found):.2f}{spread} ({len(found)})" if found else "–"
+        lines += [f"| {size} | {mean} | {' | '.join(str(each[str(size)]) for each in theirs)} |"]
     return "\n".join([*lines, ""])
 
 

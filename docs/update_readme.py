@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from textwrap import fill
 
+from holdfast.analysis.comparisons import REPLAY
 from holdfast.experiments import EXPERIMENTS, Results
-from holdfast.experiments.paper import REPLAY
 from holdfast.report import gather, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

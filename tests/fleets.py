@@ -11,8 +11,10 @@ def run_fleet(configs, out, *, size=None, device="cpu", watch=None):
 
     def emit(event):
         if event is not None:
-            if event.kind in ("done", "failed"):
-                found[event.config] = results.find(out, event.config) or event.error
+            if event.kind == "done":
+                found[event.config] = results.read(out / event.config.fingerprint, tensors=True)
+            elif event.kind == "failed":
+                found[event.config] = event.error
             if watch:
                 watch(runner, event)
 

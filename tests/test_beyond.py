@@ -182,8 +182,8 @@ def test_settings_at_their_default_are_not_in_the_fingerprint(beyond):
     assert short.settings == ()
     assert short.fingerprint == beyond.config_of({}, buffer_size=200, epochs=5, seed=0).fingerprint
     # A later version that has only the settings that are named here has the same fingerprint for the same run.
-    full = beyond.config_of(beyond.ACE | beyond.CUTMIX, buffer_size=200, seed=0)
-    named = {"asymmetric": True, "mix": "cutmix", "decay": 0.9999}
+    full = beyond.config_of(beyond.ADJUSTED | beyond.CUTMIX, buffer_size=200, seed=0)
+    named = {"adjusted": True, "mix": "cutmix", "decay": 0.9999}
     plain = RunConfig.preset("seq-cifar10", "mse", buffer_size=200)
     later = plain.change(method="ballast", alpha=1.0, beta=0.2, settings=tuple(named.items()))
     assert full.fingerprint == later.fingerprint

@@ -37,7 +37,6 @@ LAYERS = [
     ("results",),
     ("run_state",),
     ("training",),
-    ("fleet",),
     ("analysis",),
     ("experiments",),
     ("sweep",),
@@ -46,7 +45,7 @@ LAYERS = [
     ("monitor", "loggers", "export"),
     ("matrix", "estimators"),
     ("integrations",),
-    ("testing", "bench", "demo", "display"),
+    ("testing", "bench", "display"),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -128,7 +127,7 @@ def test_the_table_names_each_module_once():
         ("learners/er.py", "from ..training import run", False),
         ("learners/er.py", "from .. import training", False),
         ("errors.py", "from holdfast.unheard_of import thing", False),
-        ("bench.py", "from holdfast.demo import thing", False),
+        ("bench.py", "from holdfast.display import thing", False),
     ],
 )
 def test_the_reader_of_imports_itself(file, line, allowed):

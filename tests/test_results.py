@@ -19,7 +19,7 @@ from holdfast import results
 from holdfast.cli import main
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.results import RunResult, environment, find, read, read_logits, read_weights, save
+from holdfast.results import RunResult, environment, find, read, read_tensors, save
 
 NAN = math.nan
 CONFIG = RunConfig.preset("rot-mnist", "simclr", buffer_size=200, seed=3, tasks=3).parse(
@@ -70,11 +70,11 @@ def test_round_trip(tmp_path):
 def test_logits_are_read_without_the_weights(tmp_path):
     folder = save(result(), tmp_path)
     (folder / "weights.safetensors").write_text("damaged")
-    assert read_logits(folder).keys() == result().logits.keys()
+    assert read_tensors(folder, results.LOGITS).keys() == result().logits.keys()
     with pytest.raises(HoldfastError, match=r"weights\.safetensors is not readable"):
-        read_weights(folder)
+        read_tensors(folder, results.WEIGHTS)
     (folder / "weights.safetensors").unlink()
-    assert read_weights(folder) == {}
+    assert read_tensors(folder, results.WEIGHTS) == {}
 
 
 def test_without_tensors_nothing_large_is_read(tmp_path):

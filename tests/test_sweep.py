@@ -376,7 +376,7 @@ def test_an_error_beside_the_steps_of_a_fleet_is_the_failure_of_the_run_at_hand(
     def broken(self):
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr("holdfast.fleet.FleetSize.stepped", broken)
+    monkeypatch.setattr("holdfast.sweep.fleets._Size.stepped", broken)
     summary = sweep(GRID[:2], tmp_path, runner=FleetRunner(), device="cpu")
     assert summary.failed == dict.fromkeys(GRID[:2], "RuntimeError: CUDA error: out of memory")
     record = json.loads((tmp_path / "failed" / f"{GRID[0].fingerprint}.json").read_text())

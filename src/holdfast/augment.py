@@ -1,7 +1,5 @@
 """Batched views, on the device: uint8 images -> float images."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from inspect import getclosurevars, isfunction, signature

@@ -21,13 +21,14 @@ from holdfast.benchmarks import Benchmark, Task, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.engine import prepare_cuda
-from holdfast.fleet import Member
+from holdfast.sweep.fleets import Member
 from holdfast.training import Progress, run, train
 from holdfast.workload import SHAPES, step_operations
 
 __all__ = [
     "CompleteRun",
     "DeviceRate",
+    "bare_products",
     "complete_run",
     "device_rates",
     "floor_step",
@@ -86,8 +87,8 @@ def _seconds(act: Callable[[], object], times: int) -> float:
     return time.perf_counter() - began
 
 
-def floor_step(rows: int, repeats: int) -> float:
-    """Seconds of the bare matrix products of one MLP step on `rows` samples: forward, and backward to every weight."""
+def bare_products(rows: int) -> Callable[[], None]:
+    """The bare matrix products of one MLP step on `rows` samples: forward, and backward to every weight."""
     sizes = (784, 100, 100, 10)
     inputs = [torch.rand(rows, size) for size in sizes]
     weights = [torch.rand(out, size) for size, out in pairwise(sizes)]
@@ -100,7 +101,12 @@ def floor_step(rows: int, repeats: int) -> float:
             if layer:  # the images need no gradient
                 torch.mm(inputs[layer + 1], weight)
 
-    return _seconds(step, repeats) / repeats
+    return step
+
+
+def floor_step(rows: int, repeats: int) -> float:
+    """Seconds of the bare matrix products of one MLP step on `rows` samples."""
+    return _seconds(bare_products(rows), repeats) / repeats
 
 
 def complete_run(*, root: Path, tasks: int = 20) -> CompleteRun:

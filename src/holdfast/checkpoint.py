@@ -1,7 +1,5 @@
 """State <-> one file: tensors as safetensors, everything else as JSON in its header. Whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

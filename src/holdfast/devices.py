@@ -1,7 +1,5 @@
 """Where runs compute: the device, the CPU threads, the stream of a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

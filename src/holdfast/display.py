@@ -1,7 +1,5 @@
 """What the terminal shows: live progress on standard error, tables on standard output."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import sys
@@ -121,14 +119,6 @@ def data_progress() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def show_runs() -> Iterator[Callable[[str], RunLine]]:
-    """Live lines while inside the block; the function it gives adds one for a run, named by its title."""
-    details = (TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed"))
-    with Lines(*details, transient=False) as lines:
-        yield lambda title: RunLine(lines, title)
-
-
 class RunLine:
     """A callback for `run(on_step=...)`: shows task, epoch, loss terms, steps per second and the time left."""
 
@@ -164,6 +154,14 @@ class RunLine:
         speed = speed if len(speed) <= room else ""
         losses = losses if len(losses) <= room - len(speed) else ""
         self._bars.update(self._line, completed=progress.fraction, where=where, losses=losses, speed=speed)
+
+
+@contextmanager
+def show_runs() -> Iterator[Callable[[str], RunLine]]:
+    """Live lines while inside the block; the function it gives adds one for a run, named by its title."""
+    details = (TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed"))
+    with Lines(*details, transient=False) as lines:
+        yield lambda title: RunLine(lines, title)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:

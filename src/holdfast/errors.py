@@ -1,6 +1,9 @@
 """The errors Holdfast raises for people: what was wrong, what was expected, what to do."""
 
-__all__ = ["CheckpointError", "DataError", "HoldfastError", "StorageError", "TrainingError", "UsageError"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["CheckpointError", "DataError", "HoldfastError", "StorageError", "TrainingError", "UsageError", "needing"]
 
 
 class HoldfastError(Exception):
@@ -29,3 +32,12 @@ class CheckpointError(HoldfastError):
 
 class StorageError(HoldfastError):
     """The folder of a buffer cannot be written, or is damaged, of another version, or in use."""
+
+
+@contextmanager
+def needing(extra: str, what: str, kind: type[HoldfastError] = HoldfastError, or_else: str = "") -> Iterator[None]:
+    """If a package cannot be imported inside the block, raise an error that says `what` and names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{what}: install the extra '{extra}' (pip install 'holdfast[{extra}]'){or_else}.") from error

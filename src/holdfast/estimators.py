@@ -3,8 +3,6 @@
 Needs the extra `sklearn`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import Signature, signature
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from holdfast import checkpoint
 from holdfast.augment import View
-from holdfast.errors import CheckpointError, HoldfastError, UsageError
+from holdfast.errors import CheckpointError, HoldfastError, UsageError, needing
 from holdfast.evaluation import predict
 from holdfast.export import Exported, export
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Sgd
@@ -29,16 +27,12 @@ from holdfast.nested import Nested, transform
 from holdfast.regularizers import REGULARIZERS, Regularizer
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
-try:
+with needing("sklearn", "the estimators need scikit-learn 1.6 or newer"):
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ImportError as error:
-    raise HoldfastError(
-        "the estimators need scikit-learn 1.6 or newer: install the extra 'sklearn' (pip install 'holdfast[sklearn]')."
-    ) from error
 
 __all__ = ["ReplayClassifier", "ReplayRegressor"]
 
@@ -358,7 +352,9 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         first: bool,
         epochs: int,
     ) -> Self:
-        x, labels = self._samples(X, y, first=first)
+        samples, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=True)
+        check_classification_targets(labels)
+        x = _tensor(samples)
         announced = np.unique(labels if classes is None else np.asarray(classes))
         if self.head is not None:
             arrived = _joined(np.union1d(announced, labels), announced[:0] if first else self.output_classes_)
@@ -402,12 +398,6 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         if (by_class < 0).any():
             raise UsageError(f"weights of classes must be at least 0, unlike those of {self.class_weight}.")
         return weight * torch.from_numpy(by_class).float()
-
-    def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Array]:
-        """The samples as a tensor and their labels, checked as scikit-learn does."""
-        x, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=True)
-        check_classification_targets(labels)
-        return _tensor(x), labels
 
 
 class ReplayRegressor(RegressorMixin, _ReplayEstimator):

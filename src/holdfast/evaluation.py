@@ -1,7 +1,5 @@
 """Model + test sets -> logits -> one row of the accuracy matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from math import prod

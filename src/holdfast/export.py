@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as nesting
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, needing
 from holdfast.files import replacing, telling
 from holdfast.registry import unknown_name
 
@@ -152,11 +152,9 @@ def _torch_file(program: ExportedProgram, x: Any, about: str) -> bytes:
 
 
 def _onnx_file(program: ExportedProgram, x: Any, about: str) -> bytes:
-    try:
+    with needing("onnx", "ONNX needs packages"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise HoldfastError("ONNX needs packages: install the extra 'onnx' (pip install 'holdfast[onnx]').") from error
     made = torch.onnx.export(
         program,
         input_names=["input"] if isinstance(x, Tensor) else None,

@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, locks that end with their process, and errors of the system in words."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

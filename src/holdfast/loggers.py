@@ -9,8 +9,6 @@
 `hf.run(config, on_step=watch(logger))` logs a run; so does `holdfast run --log tensorboard:logs`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, needing
 from holdfast.learners import Losses
 from holdfast.registry import Registry
 from holdfast.training import Progress
@@ -114,13 +112,9 @@ class _Friend:
     ) -> None:
         self.run_id = run_id
         try:
-            self._open(where, name, dict(config or {}))
-        except ImportError as error:
-            raise HoldfastError(
-                f"logging to {self.name} needs a package that is not installed: install the extra '{self.kind}' "
-                f"(pip install 'holdfast[{self.kind}]')."
-            ) from error
-        except UsageError:
+            with needing(self.kind, f"logging to {self.name} needs a package that is not installed"):
+                self._open(where, name, dict(config or {}))
+        except HoldfastError:
             raise
         except Exception as error:  # the packages raise errors of their own
             reason = str(getattr(error, "strerror", None) or error).rstrip(".")

@@ -1,7 +1,5 @@
 """The accuracy matrix of one's own stream: how well a model does on each part of it, again and again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from statistics import fmean

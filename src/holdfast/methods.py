@@ -1,7 +1,5 @@
 """The names that a run consists of: its benchmark and its method, a learner or a regularizer of one name space."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from holdfast.registry import Registry

@@ -5,8 +5,6 @@ measured. b (T,) is the accuracy of the untrained network. A metric that is not 
 task, is NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import nan
 from statistics import fmean, stdev

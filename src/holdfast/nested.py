@@ -1,7 +1,5 @@
 """Minibatches of several tensors: dicts, tuples and lists of tensors, nested as deep as one likes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modules that register regularizers, learners or benchmarks of one's own."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

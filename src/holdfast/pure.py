@@ -4,8 +4,6 @@
 `compiled_calls()`, calls go to its compiled form instead, which is made once per function and kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

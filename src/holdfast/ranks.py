@@ -1,7 +1,5 @@
 """The processes of one job: they compare counts, send rows to each other, and fail together."""
 
-from __future__ import annotations
-
 import logging
 import time
 import weakref

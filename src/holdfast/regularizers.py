@@ -17,8 +17,6 @@ Every function is finite, with finite gradients, for identical inputs, for rows 
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -3,8 +3,6 @@
 A result is a folder of files. Wherever a writer is killed, the folder has a whole result or does not exist.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import torch
@@ -30,7 +28,7 @@ from holdfast.files import flush, locked, telling
 from holdfast.schema import read_json, validated
 
 __all__ = ["FROM_MATRICES", "LOGITS", "RESULT", "WEIGHTS", "RunResult", "check_writable", "environment", "find"]
-__all__ += ["read", "read_logits", "read_weights", "remove_scratch", "save"]
+__all__ += ["read", "read_tensors", "remove_scratch", "save"]
 
 RESULT, LOGITS, WEIGHTS = "result.json", "logits.safetensors", "weights.safetensors"
 FROM_MATRICES = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
@@ -116,7 +114,7 @@ class RunResult:
         }
 
     @classmethod
-    def from_json(cls, values: Any) -> RunResult:
+    def from_json(cls, values: Any) -> Self:
         """The result that `to_json` described, without its tensors; a ValueError for any other values."""
         found: _ResultFile = validated(_ResultFile, values, "result")
         matrix = _percentages(found.accuracy_matrix, "accuracy_matrix")
@@ -275,20 +273,16 @@ def read(folder: Path, *, tensors: bool = False) -> RunResult:
         raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
     except (OSError, ValueError) as error:
         raise HoldfastError(f"{folder / RESULT} is not a readable result: {error}.") from error
-    return replace(result, logits=read_logits(folder), weights=read_weights(folder)) if tensors else result
+    return (
+        replace(result, logits=read_tensors(folder, LOGITS), weights=read_tensors(folder, WEIGHTS))
+        if tensors
+        else result
+    )
 
 
-def read_logits(folder: Path) -> dict[str, Tensor]:
-    """The final model's logits and labels on each test set; empty if the result in `folder` has none."""
-    return _read_tensors(folder / LOGITS)
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The final model's weights by name; empty if the result in `folder` has none."""
-    return _read_tensors(folder / WEIGHTS)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """The final model's LOGITS, with labels, or its WEIGHTS by name; empty if the result in `folder` has none."""
+    path = folder / name
     if not path.exists():
         return {}
     with telling(HoldfastError, f"{path} is not readable"):

@@ -1,7 +1,5 @@
 """One seed -> independent named generators. Everything random in Holdfast comes from here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

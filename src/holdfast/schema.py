@@ -1,7 +1,5 @@
 """Files that may come from anywhere: what is read is of the expected type, or it is refused with a ValueError."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass

@@ -11,8 +11,6 @@ Traceback (most recent call last):
 AssertionError: regularizer '<lambda>': ... a smaller value must mean more consistent answers.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import inspect

@@ -7,8 +7,6 @@ each finished run in a folder of its fingerprint. A study that was stopped, or k
 runs in flight go on from their checkpoints. Several processes may work on one study.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from holdfast import results
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, needing
 from holdfast.learners import settings_for
 from holdfast.methods import LEARNERS
 from holdfast.registry import unknown_name
@@ -396,12 +394,10 @@ def _study_name(config: RunConfig, space: tuple[Range, ...]) -> str:
 
 def import_optuna() -> ModuleType:
     """Optuna without its log messages; if it is not installed, a `UsageError` names the extra."""
-    try:
+    with needing("tune", "tuning needs Optuna", UsageError):
         import optuna
         import optuna.importance
         import optuna.storages
-    except ImportError as error:
-        raise UsageError("tuning needs Optuna: install the extra 'tune' (pip install 'holdfast[tune]').") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     module: ModuleType = optuna
     return module

@@ -1,7 +1,5 @@
 """How much a run has to compute, and about how long that takes on machines like those that were measured."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from math import ceil

@@ -40,7 +40,7 @@ def test_a_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
 
 def test_pooled_bins_are_those_of_all_predictions(tmp_path: Path) -> None:
     folders = [stored(tmp_path, seed=seed) for seed in (0, 1)]
-    parts = [results.read_logits(folder) for folder in folders]
+    parts = [results.read_tensors(folder, results.LOGITS) for folder in folders]
     logits, labels = (torch.cat([p[f"{kind}.{t}"] for p in parts for t in (0, 1)]) for kind in ("logits", "labels"))
     pooled = summarize("er", [analyze_run(folder) for folder in folders]).calibration
     direct = calibration(logits, labels)

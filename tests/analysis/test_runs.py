@@ -40,7 +40,7 @@ def stored(
 
 def test_calibration_and_recency_are_those_of_all_test_sets_together(tmp_path: Path) -> None:
     folder = stored(tmp_path)
-    logits = results.read_logits(folder)
+    logits = results.read_tensors(folder, results.LOGITS)
     every = torch.cat([logits["logits.0"], logits["logits.1"]])
     labels = torch.cat([logits["labels.0"], logits["labels.1"]])
     analysis = analyze_run(folder, bins=7)
@@ -168,7 +168,7 @@ def test_robustness_is_that_of_the_final_model(tmp_path: Path) -> None:
     config = analysis.config
     benchmark = BENCHMARKS["tiny"](config, tmp_path)
     model = build_model(config, benchmark)
-    model.load_state_dict(results.read_weights(analysis.folder))
+    model.load_state_dict(results.read_tensors(analysis.folder, results.WEIGHTS))
     images, labels = exam_images(benchmark)
     assert found == robustness(lambda x: predict(model, x, benchmark.normalize), images, labels, names, [1, 5])
     assert found is not None

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.analysis import Robustness
-from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.findings import ANALYSIS, Findings, compare, read_findings, write_findings
 from holdfast.analysis.runs import RunAnalysis, analyze_run
-from holdfast.analysis.store import ANALYSIS, read_findings, write_findings
 from holdfast.errors import DataError, HoldfastError
 from holdfast.report import gather, gather_analyses, render_report
 from holdfast.report.analyses import analysis_charts

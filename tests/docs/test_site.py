@@ -177,7 +177,7 @@ def test_the_tables_of_language_models_are_as_computed(pages):
 
 
 def test_findings_come_from_the_analysis(pages):
-    from holdfast.analysis.store import read_findings
+    from holdfast.analysis.findings import read_findings
 
     shown = text_of(pages, "trust.html")
     (found,) = read_findings(ROOT / "results" / "seq-cifar10" / "analysis" / "analysis.json")

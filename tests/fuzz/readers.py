@@ -14,8 +14,8 @@ import torch
 
 import holdfast as hf
 from holdfast import checkpoint, results
+from holdfast.analysis.findings import read_findings
 from holdfast.analysis.runs import analyze_run
-from holdfast.analysis.store import read_findings
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.experiments import load_results

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from holdfast import results
+from holdfast.analysis.findings import read_findings
 from holdfast.analysis.runs import analyze_run
-from holdfast.analysis.store import read_findings
 from holdfast.config import RunConfig
 from holdfast.experiments import load_results
 from holdfast.report import gather, render_report

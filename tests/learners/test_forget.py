@@ -1,5 +1,7 @@
 """Learners that forget stored samples, and buffers with other policies."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -65,4 +67,20 @@ def test_memory_that_cannot_be_had_is_noticed_before_the_first_step():
     with pytest.raises(StorageError, match="smaller buffer"):
         learner.observe(*next(iter(stream(1))))
     assert all(torch.equal(value, before[name]) for name, value in learner.model.state_dict().items())
+    assert learner.buffer.stored == 0
+
+
+def test_room_may_be_taken_after_the_backward_pass_and_its_lack_still_undoes_the_step():
+    """A backward pass keeps a GPU busy while the host copies samples."""
+    x, y = next(iter(stream(1)))
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(x[0].numel()), nn.Linear(x[0].numel(), 10)).to(x.dtype)
+    learner = hf.ConsistencyReplay(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=10**13)
+    before, state = deepcopy(model.state_dict()), learner.buffer.generator.get_state()
+    losses = learner.losses(x, y, reserve=False)
+    losses.total.backward()
+    assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+    with pytest.raises(StorageError, match="smaller buffer"):
+        learner.reserve(losses)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(learner.buffer.generator.get_state(), state)
     assert learner.buffer.stored == 0

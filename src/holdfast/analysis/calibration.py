@@ -1,7 +1,5 @@
 """Whether a model's confidence can be believed: calibration errors and the data of a reliability diagram."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

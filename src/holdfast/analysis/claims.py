@@ -4,13 +4,11 @@ A claim is a list of checks, one for each place (benchmark, buffer, number of ta
 says in how many of them it holds. The same checks on published numbers can stand beside ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from holdfast.analysis.comparisons import APPROXIMATE, REGULARIZERS, STRICT
 from holdfast.analysis.overview import relative_gain
@@ -92,7 +90,7 @@ class Place(NamedTuple):
     tasks: int | None
 
     @classmethod
-    def of(cls, config: RunConfig) -> Place:
+    def of(cls, config: RunConfig) -> Self:
         """The place of a run."""
         return cls(config.benchmark, config.buffer_size, config.tasks)
 

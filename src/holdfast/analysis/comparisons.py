@@ -1,7 +1,5 @@
 """Results -> variants (one config over its seeds) -> comparisons (variants that belong in one picture)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -10,7 +8,7 @@ from math import isnan
 from holdfast.config import RunConfig
 from holdfast.results import RunResult
 
-__all__ = ["APPROXIMATE", "METHODS", "REGULARIZERS", "STRICT"]
+__all__ = ["APPROXIMATE", "METHODS", "REGULARIZERS", "REPLAY", "STRICT"]
 __all__ += ["Comparison", "Variant", "comparisons", "method_order", "variants"]
 
 REGULARIZERS = ("l1", "l2", "linf", "kl", "mse", "mi", "simclr", "byol", "dino", "barlow")
@@ -18,6 +16,7 @@ REGULARIZERS = ("l1", "l2", "linf", "kl", "mse", "mi", "simclr", "byol", "dino",
 STRICT = ("l1", "l2", "linf", "mse")
 APPROXIMATE = tuple(name for name in REGULARIZERS if name not in STRICT)
 """The paper's two families of regularizers: those that compare logits one by one, and the others."""
+REPLAY = ("er", *REGULARIZERS)
 METHODS = ("joint", "sgd", "er", *STRICT, *APPROXIMATE)
 """The paper's methods in the order in which they are shown."""
 

@@ -10,8 +10,6 @@ off, and the random draws are ours. Where a recipe itself differs (frost, spatte
 A new corruption is one decorated function; see `corruption`.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

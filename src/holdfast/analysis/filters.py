@@ -4,8 +4,6 @@ Gaussian blur, zoom and box resize act on rows and columns separately. Each is a
 axis: exact at the borders, and one fast product for the whole batch.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import ceil
 from typing import Literal

@@ -1,7 +1,5 @@
 """The paper's overview: what a method gains over experience replay in accuracy, recency and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite

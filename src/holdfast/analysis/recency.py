@@ -1,7 +1,5 @@
 """Task recency bias: how much of a model's belief goes to the classes it saw last."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Robustness: a classifier's accuracy on corrupted test images, published (CIFAR-10-C) or generated."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A finished run -> what its files say about calibration, recency and robustness. Nothing is trained again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -71,7 +69,7 @@ def _is_run(folder: Path) -> bool:
 
 def analyze_run(folder: Path, *, bins: int = 15) -> RunAnalysis:
     """What the logits in `folder` say about calibration and recency; its weights are left for `with_robustness`."""
-    result, logits = results.read(folder), results.read_logits(folder)
+    result, logits = results.read(folder), results.read_tensors(folder, results.LOGITS)
     if not logits:
         again = rerun_command(result.config, folder)
         note = f"{folder} has no logits: no calibration, no recency. To get them: {again}"
@@ -143,7 +141,7 @@ def with_robustness(
             note = f"{run.folder} has no weights: no robustness. To get them: {again}"
             found.append(replace(run, notes=(*run.notes, note)))
             continue
-        model, benchmark = final_model(run.folder, run.config, results.read_weights(run.folder), root)
+        model, benchmark = final_model(run.folder, run.config, results.read_tensors(run.folder, results.WEIGHTS), root)
         classify = partial(predict, model.to(device), view=benchmark.normalize, precision=run.config.precision)
         images, labels = exam_images(benchmark)
         grey = images.ndim == 4 and images.shape[1] == 1

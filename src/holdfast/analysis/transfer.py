@@ -1,7 +1,5 @@
 """Transfer and forgetting over several seeds: per-task curves and summary numbers with bootstrap intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial

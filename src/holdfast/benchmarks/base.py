@@ -1,7 +1,5 @@
 """What a benchmark is: tasks with training data and test sets, and the view of them that the network gets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Class-incremental benchmarks: each task brings new classes, in label order."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

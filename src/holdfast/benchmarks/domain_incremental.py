@@ -1,7 +1,5 @@
 """Domain-incremental benchmarks: all digits in every task, but the images change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """MNIST-360: a stream of slowly turning digits without task boundaries, and one test set."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Rotation of whole image sets at once; every pixel is the same as from Pillow's nearest-neighbour `rotate`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reservoir that stores as many samples of each class as of any other, whatever their shares of the stream are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What a buffer draws, and what a storage does for it."""
 # ruff: noqa: B027 (a storage in memory has nothing to do where a folder has)
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

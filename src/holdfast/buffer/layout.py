@@ -1,7 +1,5 @@
 """What samples and saved states are made of, and whether they fit."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod

@@ -1,8 +1,6 @@
 """Stored samples of one shape in memory: that of the device, or that of the host."""
 # ruff: noqa: D102 (`Storage` explains the methods)
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any

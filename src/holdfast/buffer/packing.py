@@ -1,7 +1,5 @@
 """Samples as bytes: those of one shape as rows of a tensor, those of different length each as long as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.buffer.layout import Column, Layout, is_answer, layout_of
+from holdfast.buffer.layout import Column, Layout, is_answer
 from holdfast.errors import UsageError
 from holdfast.nested import fills_of, pad_to
 
@@ -18,8 +16,7 @@ __all__ = ["Packing", "bytes_of", "check_lengths", "pack", "unpack"]
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
-    sizes = [column.size for column in layout_of({str(number): part for number, part in enumerate(parts)}).values()]
-    return torch.cat([bytes_of(part).view(len(parts[0]), size) for part, size in zip(parts, sizes, strict=True)], dim=1)
+    return torch.cat([bytes_of(part).view(len(part), prod(part.shape[1:]) * part.itemsize) for part in parts], dim=1)
 
 
 def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
@@ -35,6 +32,11 @@ def bytes_of(part: Tensor) -> Tensor:
     """All bytes of a tensor, in one dimension."""
     # Flattened first: a tensor without elements may have strides that forbid a view of another type.
     return part.reshape(-1).contiguous().view(torch.uint8)
+
+
+def _rows(part: Tensor) -> Tensor:
+    """The bytes of each row, (B, bytes of a row)."""
+    return bytes_of(part).view(len(part), prod(part.shape[1:]) * part.itemsize)
 
 
 # --- samples of different length -------------------------------------------------------------------------------------
@@ -108,10 +110,11 @@ class Packing:
 
         Waits for the device, unless the samples' `lengths` are known.
         """
+        lengths = self.lengths(parts).tolist() if lengths is None else lengths
+        rows = zip(*(_rows(part).unbind() for part in parts), strict=True)
         return [
-            torch.cat([bytes_of(part[row, :length] if name in self.fills else part[row]) for name, part in named])
-            for named in [list(zip(self.names, parts, strict=True))]
-            for row, length in enumerate(self.lengths(parts).tolist() if lengths is None else lengths)
+            torch.cat([whole[:size] for whole, size in zip(row, self._sizes(length), strict=True)])
+            for row, length in zip(rows, lengths, strict=True)
         ]
 
     def stack(self, samples: Sequence[Tensor]) -> list[Tensor]:

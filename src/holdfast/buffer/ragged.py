@@ -1,8 +1,6 @@
 """Stored samples of different length, in memory or in a folder: each takes as much room as it has content."""
 # ruff: noqa: D102 (`Storage` explains the methods)
 
-from __future__ import annotations
-
 import os
 import shutil
 import weakref
@@ -18,8 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from holdfast.buffer.base import Storage
+from holdfast.buffer.folder import ADVICE, Array, OwnedFolder, checksums, damaged, preallocate, write_at
 from holdfast.buffer.layout import Column, Layout, affordable, layout_of_state, unaffordable
-from holdfast.buffer.owned import ADVICE, Array, OwnedFolder, checksums, damaged, preallocate, write_at
 from holdfast.buffer.packing import Packing
 from holdfast.errors import StorageError
 from holdfast.files import flush

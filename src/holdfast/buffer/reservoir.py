@@ -1,7 +1,5 @@
 """The reservoir: a fixed number of slots that hold a uniform sample of everything seen so far."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

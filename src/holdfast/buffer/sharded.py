@@ -1,7 +1,5 @@
 """One reservoir over several processes: each stores a shard, and all of them together are a `Reservoir`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """holdfast analyze: whether finished runs can be trusted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +10,8 @@ from rich.table import Table
 
 from holdfast import __version__, results
 from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, Estimate
-from holdfast.analysis.findings import Findings, compare
+from holdfast.analysis.findings import ANALYSIS, Findings, compare, write_findings
 from holdfast.analysis.runs import RunAnalysis, analyze_run, exam_images, find_runs, with_robustness
-from holdfast.analysis.store import ANALYSIS, write_findings
 from holdfast.benchmarks import make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.data import data_root

@@ -1,7 +1,5 @@
 """The command itself: options that several commands share, and errors as one sentence and an exit code."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """holdfast bench: how fast this machine is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

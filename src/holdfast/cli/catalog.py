@@ -1,7 +1,5 @@
 """holdfast list and holdfast data: what there is, and where."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated

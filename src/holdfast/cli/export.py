@@ -1,7 +1,5 @@
 """holdfast export: the final model of a run as one file, for use elsewhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated
@@ -49,7 +47,7 @@ def export_command(
     inside = [] if (run / results.RESULT).exists() else [file.parent for file in run.glob(f"[!.]*/{results.RESULT}")]
     if inside:
         raise UsageError(f"{run} is a folder of results ({len(inside)}): give one of them, for instance {min(inside)}.")
-    result, weights = results.read(run), results.read_weights(run)
+    result, weights = results.read(run), results.read_tensors(run, results.WEIGHTS)
     config = result.config
     if not weights:
         again = rerun_command(config, run.resolve())

@@ -1,7 +1,5 @@
 """holdfast report: one page, or tables, from whatever results are there."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

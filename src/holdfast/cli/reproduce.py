@@ -1,7 +1,5 @@
 """holdfast reproduce: a table or figure of the paper, our numbers beside the published ones."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from contextlib import ExitStack

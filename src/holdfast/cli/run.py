@@ -1,7 +1,5 @@
 """holdfast run: one run, and its result."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

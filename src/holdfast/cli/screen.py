@@ -1,7 +1,5 @@
 """The live screen of a sweep, on standard error: done, running, failed, time left, means so far."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

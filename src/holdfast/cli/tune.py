@@ -1,7 +1,5 @@
 """holdfast tune: good hyper-parameters for a method, found on a validation split."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from the published "python version": the archive, or the folder it unpacks to."""
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -1,13 +1,11 @@
 """CIFAR-10-C: the published corrupted test images of CIFAR-10. They are for analyses; nothing trains on them."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -43,7 +41,7 @@ class PublishedCorruptions:
     SHAPE = (50_000, 32, 32, 3)
 
     @classmethod
-    def find(cls, path: Path) -> PublishedCorruptions | None:
+    def find(cls, path: Path) -> Self | None:
         """The set in `path` or in its subfolder CIFAR-10-C; None if neither has a labels.npy."""
         for folder in (path, path / FOLDER):
             if (folder / "labels.npy").is_file():

@@ -1,7 +1,5 @@
 """Published archives onto this machine: downloaded through pooch, or found where someone put them."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 import zlib

@@ -1,7 +1,5 @@
 """Where data files lie and whether they are the published ones."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """MNIST, from the four canonical files, which ship inside the package."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -3,8 +3,6 @@
 The labels of the published test images were never released, so the validation images are the test set.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -19,20 +19,19 @@
     trust([table])                                            # calibration and recency of the same runs, a Table
 
 The accuracy matrices of a cell are `[stored.result.matrix for stored in verdict.stored]`. Measures (MEASURES) give a
-label with the unit, the number of decimals, and whether higher is better.
+label with the unit and the number of decimals.
 
 An experiment of one's own: `register(Experiment(name, title, source, shows, cells))`.
 """
 
 from holdfast.experiments import field, paper  # noqa: F401 - importing them registers their experiments
 from holdfast.experiments.base import EXPERIMENTS, SEEDS, Cell, Experiment, find_experiment, register
-from holdfast.experiments.claims import claims
 from holdfast.experiments.measures import MEASURES, ROBUSTNESS, add_robustness, condensed, measure_robustness
 from holdfast.experiments.published import Published, published
 from holdfast.experiments.statistics import kendall_tau
 from holdfast.experiments.stored import Results, Skipped, Stored, load_results
 from holdfast.experiments.trust import trust
-from holdfast.experiments.verdicts import JUDGED, Table, Verdict, assess
+from holdfast.experiments.verdicts import JUDGED, Table, Verdict, assess, claims
 
 __all__ = ["EXPERIMENTS", "JUDGED", "MEASURES", "ROBUSTNESS", "SEEDS", "Cell", "Experiment"]
 __all__ += ["Published", "Results", "Skipped", "Stored", "Table", "Verdict", "add_robustness", "assess"]

@@ -1,7 +1,5 @@
 """The field: the methods of other papers beside the paper's, each with the number that its source prints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from holdfast.config import RunConfig

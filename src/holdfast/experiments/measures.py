@@ -1,7 +1,5 @@
 """The numbers that a finished run has, each with a name, a unit and the difference that does not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +37,6 @@ class Measure:
     band: float
     """Differences of means up to this one do not matter, see `verdicts`. In the unit of the measure."""
     compute: Callable[[Stored], float]
-    higher_is_better: bool = True
     decimals: int = 2
 
     def of(self, stored: Stored) -> float:
@@ -69,12 +66,12 @@ for _measure in (
     Measure("task_il_accuracy", "Task-IL accuracy (%)", POINTS, attrgetter("result.task_il_accuracy")),
     Measure("forward_transfer", "forward transfer (points)", POINTS, _forward_transfer),
     Measure("backward_transfer", "backward transfer (points)", POINTS, attrgetter("result.backward_transfer")),
-    Measure("forgetting", "forgetting (points)", POINTS, attrgetter("result.forgetting"), False),
-    Measure("ece", "ECE (%)", POINTS, partial(_analyzed, "calibration", "ece"), False),
-    Measure("recency_gap", "recency gap", SHARE, partial(_analyzed, "recency", "gap"), False, 3),
-    Measure("last_task_probability", "p(last task)", SHARE, partial(_task_probability, -1), False, 3),
+    Measure("forgetting", "forgetting (points)", POINTS, attrgetter("result.forgetting")),
+    Measure("ece", "ECE (%)", POINTS, partial(_analyzed, "calibration", "ece")),
+    Measure("recency_gap", "recency gap", SHARE, partial(_analyzed, "recency", "gap"), 3),
+    Measure("last_task_probability", "p(last task)", SHARE, partial(_task_probability, -1), 3),
     *(
-        Measure(f"task_probability_{task + 1}", f"p(task {task + 1})", SHARE, partial(_task_probability, task), True, 3)
+        Measure(f"task_probability_{task + 1}", f"p(task {task + 1})", SHARE, partial(_task_probability, task), 3)
         for task in range(MOST_TASKS)
     ),
     # Computed from the weights by `measure_robustness`, and from then on among the stored measures.

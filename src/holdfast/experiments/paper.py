@@ -1,7 +1,5 @@
 """The paper's tables and figures: which runs, and where each number stands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
@@ -10,7 +8,7 @@ from typing import Any
 
 from holdfast.analysis import Scores, overview
 from holdfast.analysis.claims import CLASS_IL
-from holdfast.analysis.comparisons import REGULARIZERS
+from holdfast.analysis.comparisons import REPLAY
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.experiments.base import Cell, Experiment, register
@@ -18,10 +16,9 @@ from holdfast.experiments.measures import ROBUSTNESS
 from holdfast.experiments.published import published
 from holdfast.experiments.verdicts import Table
 
-__all__ = ["BENCHMARKS", "REPLAY"]
+__all__ = ["BENCHMARKS"]
 
 BENCHMARKS = (*CLASS_IL, "rot-mnist", "mnist-360")
-REPLAY = ("er", *REGULARIZERS)
 CIFAR, TINY = "seq-cifar10", "seq-tinyimagenet"
 
 VARIANTS = {"tasks": "/{:g}-tasks", "alpha": "/alpha={:g}", "beta": "/beta={:g}"}

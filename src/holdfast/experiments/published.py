@@ -9,8 +9,6 @@ read in reprints, which the source names, or in transcriptions: those of DER wit
 without a spread were taken over as quoted by others.
 """
 
-from __future__ import annotations
-
 import csv
 from functools import cache
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Statistics of a few runs: quantiles of Student's t, the sign test, rank correlation. Pure Python, no scipy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb, cos, nan, pi, sin, sqrt, tan

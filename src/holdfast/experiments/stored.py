@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast import results
+from holdfast.analysis.findings import ANALYSIS
 from holdfast.analysis.runs import RunAnalysis, analyze_run
-from holdfast.analysis.store import ANALYSIS
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.results import RunResult

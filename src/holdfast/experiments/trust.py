@@ -1,15 +1,13 @@
 """Calibration, recency and robustness of the runs in the tables, the same seeds of each method."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from math import isnan
 
 from holdfast.analysis.claims import REFERENCE, Place
+from holdfast.analysis.comparisons import REPLAY
 from holdfast.config import RunConfig
 from holdfast.experiments.base import Cell, Experiment
 from holdfast.experiments.measures import MEASURES
-from holdfast.experiments.paper import REPLAY
 from holdfast.experiments.stored import Stored
 from holdfast.experiments.verdicts import Table, Verdict, judge
 

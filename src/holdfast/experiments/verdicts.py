@@ -27,13 +27,16 @@ paper's methods share their seeds as well; their spreads are added up as if they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan, nan, sqrt
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from holdfast.analysis.claims import Claim, Place, check_claims
+from holdfast.analysis.comparisons import REPLAY
 from holdfast.experiments.base import Cell, Derived, Experiment
 from holdfast.experiments.measures import MEASURES, Measure
 from holdfast.experiments.published import PUBLISHED_RUNS, Published
@@ -41,7 +44,7 @@ from holdfast.experiments.statistics import kendall_tau, sign_test, student_t
 from holdfast.experiments.stored import Results, Stored
 from holdfast.metrics import mean_std
 
-__all__ = ["JUDGED", "Lean", "Rank", "Status", "Table", "Verdict", "assess", "difference_interval", "judge"]
+__all__ = ["JUDGED", "Lean", "Rank", "Status", "Table", "Verdict", "assess", "claims", "difference_interval", "judge"]
 
 FEWEST = 3
 """Runs without which there is no verdict."""
@@ -295,3 +298,24 @@ def _lean(column: str, cells: Sequence[Verdict]) -> Lean:
         freedom = min(len(seeds), PUBLISHED_RUNS) - 1
         half = student_t(0.95, freedom) * sqrt(std**2 / len(seeds) + spread**2 / PUBLISHED_RUNS)
     return Lean(column, above, len(cells), sign_test(above, len(cells)), mean, mean - half, mean + half, seeds, digits)
+
+
+def claims(verdicts: Iterable[Verdict]) -> list[Claim]:
+    """Every claim, checked on the means among the verdicts and on the published numbers of the same cells."""
+    # Numbers by measure, place and method.
+    ours: dict[str, dict[Place, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    theirs: dict[str, dict[Place, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for verdict in verdicts:
+        config, published = verdict.cell.config, verdict.published
+        # A cell with its own alpha or beta is no method of the paper's comparison; its row then is not the method.
+        if config.method not in REPLAY or verdict.cell.row != config.method:
+            continue
+        # Other papers ran the same methods with other settings.
+        if config.buffer_size is None or (published is not None and published.source):
+            continue
+        metric, place = verdict.cell.metric, Place.of(config)
+        if not isnan(verdict.mean):
+            ours[metric][place][config.method] = verdict.mean
+        if published is not None:
+            theirs[metric][place][config.method] = published.mean
+    return check_claims(ours, theirs)

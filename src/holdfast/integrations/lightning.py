@@ -3,8 +3,6 @@
 Needs the extra `lightning`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,17 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.buffer import Reservoir
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import UsageError, needing
 from holdfast.learners import Learner
 from holdfast.monitor import ForgettingMonitor
 from holdfast.rng import generator
 
-try:
+with needing("lightning", "this needs Lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise HoldfastError(
-        "this needs Lightning: install the extra 'lightning' (pip install 'holdfast[lightning]')."
-    ) from error
 
 __all__ = ["ForgettingCallback", "ReplayCallback", "ReplayModule"]
 

@@ -19,16 +19,12 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import UsageError, needing
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Losses, ReplayLearner, TopK, next_tokens
 
-try:
+with needing("transformers", "this needs transformers"):
     from transformers import Trainer, TrainerCallback
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-except ImportError as error:
-    raise HoldfastError(
-        "this needs transformers: install the extra 'transformers' (pip install 'holdfast[transformers]')."
-    ) from error
 
 if TYPE_CHECKING:
     from trl import SFTTrainer
@@ -135,15 +131,14 @@ class ReplayMixin:
         """The state of a buffer that the learner to be made continues."""
         if replay_args.buffer_from is not None:
             self._saved = _read(Path(replay_args.buffer_from), _about(self))
-        for callback in self.callback_handler.callbacks:
-            _introduce(callback, self)
         self.add_callback(_Commit(self))
 
     def add_callback(self, callback: Any) -> None:
         """As the Trainer's; a callback of Holdfast learns which trainer it belongs to."""
         super().add_callback(callback)  # type: ignore[misc]
         for each in self.callback_handler.callbacks:
-            _introduce(each, self)
+            if isinstance(each, EarlierPerplexity) and each.trainer is None:
+                each.trainer = self
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -151,9 +146,12 @@ class ReplayMixin:
         """As the Trainer's, with the learner's loss."""
         self._stepping = True
         try:
-            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+            loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._stepping = False
+        if self.learner is not None and self.learner.ranks is None:  # now the backward pass keeps the device busy
+            self.learner.reserve(self._pending[-1])
+        return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -168,7 +166,9 @@ class ReplayMixin:
         x, y = self._minibatch(inputs)
         if self.learner is None:
             self.learner = self._make_learner(model, x, y)
-        losses = self.learner.losses(x, y, alone=self.current_gradient_accumulation_steps == 1)
+        # Several ranks learn before the backward pass, which waits for all of them, that one of them has no room.
+        alone, reserve = self.current_gradient_accumulation_steps == 1, self.learner.ranks is not None
+        losses = self.learner.losses(x, y, alone=alone, reserve=reserve)
         if num_items_in_batch is None:  # the Trainer divides by the number of micro-steps
             share, counted = torch.ones((), device=losses.total.device), 1 / self.current_gradient_accumulation_steps
         else:
@@ -358,12 +358,10 @@ class EarlierPerplexity(TrainerCallback):
         self._report(state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure beside the trainer's own evaluation."""
+        """Measure beside the trainer's own evaluation, and after each epoch."""
         self._report(state.global_step)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure after each epoch."""
-        self._report(state.global_step)
+    on_epoch_end = on_evaluate
 
     def measure(self) -> dict[str, float]:
         """The perplexity of each slice with the model as it is now."""
@@ -402,12 +400,8 @@ def __getattr__(name: str) -> Any:
     """`ReplaySFTTrainer` is made when it is asked for: trl takes long to import."""
     if name != "ReplaySFTTrainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needing("transformers", "ReplaySFTTrainer needs trl"):
         from trl import SFTTrainer
-    except ImportError as error:
-        raise HoldfastError(
-            "ReplaySFTTrainer needs trl: install the extra 'transformers' (pip install 'holdfast[transformers]')."
-        ) from error
     made = type(name, (ReplayMixin, SFTTrainer), {"__doc__": _SFT, "__module__": __name__})
     globals()[name] = made
     return made
@@ -445,21 +439,11 @@ def _check_trainer(trainer: Any) -> None:
         if found:
             raise UsageError(f"replay does not work with {what}.")
     vocabulary = _vocabulary(trainer.model)
-    if (
-        given.regularizer is not None
-        and given.top_k is not None
-        and vocabulary is not None
-        and given.top_k > vocabulary
-    ):
+    if given.regularizer is not None and (given.top_k or 0) > (vocabulary or math.inf):
         raise UsageError(
             f"top_k={given.top_k} is larger than the vocabulary of {vocabulary} tokens: choose a smaller one, or None "
             "to store all logits."
         )
-
-
-def _introduce(callback: Any, trainer: Any) -> None:
-    if isinstance(callback, EarlierPerplexity) and callback.trainer is None:
-        callback.trainer = trainer
 
 
 def _text_config(model: Any) -> Any:

@@ -4,8 +4,6 @@ Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019. The origin
 task; here the memory is the reservoir, so that no boundaries are needed (elsewhere called A-GEM-R).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What is stored of a network's outputs, and how stored ones are compared with those it has now."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

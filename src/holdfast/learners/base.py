@@ -164,11 +164,12 @@ class Learner:
         self.commit(losses)
         return losses.detach()
 
-    def losses(self, x: Nested, y: Nested = None, *, alone: bool = False) -> Losses:
+    def losses(self, x: Nested, y: Nested = None, *, alone: bool = False, reserve: bool = True) -> Losses:
         """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet.
 
         `alone` promises that these losses are committed or dropped before the next ones are computed, as they are
-        without accumulation. Then nothing is made ready for the buffer that it will not store.
+        without accumulation. Then nothing is made ready for the buffer that it will not store. With `reserve=False`,
+        `reserve` is called later, when the backward pass keeps the device busy, but before the weights move.
         """
         minibatch = self._transaction.begin(x, y)
         self.alone = alone
@@ -179,8 +180,12 @@ class Learner:
             raise
         finally:
             self.alone = False
-        self._transaction.approve(losses)
+        self._transaction.approve(losses, reserve)
         return losses
+
+    def reserve(self, losses: Losses) -> None:
+        """Take the room in the buffer that `commit` needs; if there is not enough, undo the forward pass and raise."""
+        self._transaction.reserve(losses)
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """What the step descends, its terms, and what it offers to the buffer. `x` and `y` are on the device."""

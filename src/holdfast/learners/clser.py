@@ -4,8 +4,6 @@ Arani, Sarfraz, Zonooz, "Learning Fast, Learning Slow: A General Continual Learn
 Learning System", ICLR 2022.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Unpack
 

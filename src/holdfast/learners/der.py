@@ -4,8 +4,6 @@ Buzzega et al., "Dark Experience for General Continual Learning: a Strong, Simpl
 same paper adds the labels: it is consistency replay with the regularizer mse, which runs know as mse or derpp.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 from torch import Tensor, nn

@@ -10,8 +10,6 @@ Pham, Liu, Hoi, "DualNet: Continual Learning, Fast and Slow", NeurIPS 2021. What
   also mirror and blur images and change their colours; a mirrored digit would be another one.
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

@@ -4,8 +4,6 @@ Caccia et al., "New Insights on Reducing Abrupt Representation Change in Online 
 the authors' code, classes that have never been seen take part in both terms; as in the paper, no boundaries are needed.
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

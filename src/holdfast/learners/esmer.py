@@ -4,8 +4,6 @@ Sarfraz, Arani, Zonooz, "Error Sensitivity Modulation based Experience Replay: M
 Continual Learning", ICLR 2023.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Unpack
 

@@ -5,8 +5,6 @@ for all earlier tasks: Schwarz et al., "Progress & Compress", ICML 2018. As in t
 the published values come, a sample's squared gradient counts with the probability of its label.
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

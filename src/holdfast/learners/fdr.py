@@ -5,8 +5,6 @@ reservoir that is offered each task when it has ended, so that all tasks have th
 terms are descended in one step.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -4,8 +4,6 @@ Lopez-Paz, Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIPS 2
 the tasks that have ended, so that their number need not be known in advance; samples are chosen at random.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Unpack
 

@@ -1,7 +1,5 @@
 """A last layer that is given more outputs while learning goes on, and an optimiser that does not lose its place."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy

@@ -5,8 +5,6 @@ al., from which the published values come, features are not normalised. A draw o
 the original mixes them into the data of the task.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Unpack
 

@@ -4,8 +4,6 @@ Li, Hoiem, "Learning without Forgetting", ECCV 2016. The teacher answers each mi
 as the network, instead of once per sample before the task; no sample is stored.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Unpack
 

@@ -1,7 +1,5 @@
 """The learner that a run's config names, and the settings that it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, signature

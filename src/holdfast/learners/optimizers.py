@@ -1,7 +1,5 @@
 """What a learner needs of an optimiser and of a learning-rate schedule, and those that runs use."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress

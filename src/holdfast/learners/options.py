@@ -1,7 +1,5 @@
 """The options that all learners share: their types, their defaults, and one list of what they mean."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature

@@ -1,7 +1,5 @@
 """Classes at many positions of a sample, such as tokens or pixels: where they are, and which positions count."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What learners with a buffer share: what is stored of a minibatch, and what is drawn beside it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Outputs for a vocabulary are by far the largest tensors of a step. Each operatio
 so what a step needs of them is computed together.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

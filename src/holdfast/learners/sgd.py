@@ -1,7 +1,5 @@
 """The two baselines without a memory: learning on as if nothing were lost, and learning everything at once."""
 
-from __future__ import annotations
-
 from holdfast.learners.base import Learner
 from holdfast.learners.losses import Losses
 from holdfast.methods import LEARNERS

@@ -4,8 +4,6 @@ Zenke, Poole, Ganguli, "Continual Learning Through Synaptic Intelligence", ICML 
 from which the published values come, gradients are those of the whole loss, and each number is limited to 1.
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

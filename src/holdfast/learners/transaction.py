@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -202,23 +204,40 @@ class Transaction:
         if weights is not None and len(weights) != outputs:
             raise UsageError(f"there are {len(weights)} class weights, but the model has {outputs} outputs.")
 
-    def approve(self, losses: Losses) -> None:
-        """Check the loss, and that the buffer can take the minibatch, while there is a way back."""
+    def approve(self, losses: Losses, reserve: bool) -> None:
+        """Check the loss, and with `reserve` that the buffer can take the minibatch, while there is a way back."""
         learner = self.learner
         if not learner.validate:
             return
         self._steps += 1
         read = learner.device.type == "cpu" or self._steps % READ_INTERVAL == 0
+        # With several ranks, before the backward pass, which waits for the other ranks.
+        with self._rolling_back(), learner.together(STEP):
+            if reserve:
+                self._reserve(losses)
+            check_loss(losses.total, read, self._minibatch)
+        self._minibatch = None
+        if reserve:
+            self._before = None
+
+    def reserve(self, losses: Losses) -> None:
+        """Check that the buffer can take the minibatch, if that was left out before."""
+        if self.learner.validate:
+            with self._rolling_back():
+                self._reserve(losses)
+            self._before = None
+
+    def _reserve(self, losses: Losses) -> None:
+        if losses.offer is not None and self.learner.buffer is not None:
+            self.learner.buffer.reserve(*losses.offer.arguments)
+
+    @contextmanager
+    def _rolling_back(self) -> Iterator[None]:
         try:
-            # With several ranks, before the backward pass, which waits for the other ranks.
-            with self.learner.together(STEP):
-                if losses.offer is not None and learner.buffer is not None:
-                    learner.buffer.reserve(*losses.offer.arguments)
-                check_loss(losses.total, read, self._minibatch)
+            yield
         except HoldfastError:
             self.roll_back()
             raise
-        self._before = self._minibatch = None
 
     def explain(self, error: Exception, view: Nested) -> NoReturn:
         """Refuse a view that the model could not compute. Errors that do not come from the view pass as they are."""

@@ -5,14 +5,11 @@ markdown_table("table1", results)          # also latex_table
 write_report(render_report(results), Path("report.html"))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.analysis.comparisons import comparisons
-from holdfast.analysis.findings import Findings
-from holdfast.analysis.store import ANALYSIS, read_findings
+from holdfast.analysis.findings import ANALYSIS, Findings, read_findings
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
 from holdfast.files import replacing, telling
@@ -20,8 +17,8 @@ from holdfast.registry import unknown_name
 from holdfast.report.analyses import analyze_alike
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
+from holdfast.report.numbers import run_numbers
 from holdfast.report.page import html_page
-from holdfast.report.runs import run_numbers
 from holdfast.report.tables import cell_numbers, latex_table, markdown_table, render
 
 __all__ = [

@@ -1,7 +1,5 @@
 """The figures of analyses, and which analyses a report may show: those that compare like with like."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial

@@ -134,10 +134,10 @@ def table_charts(table: Table) -> dict[str, list[Chart]]:
     return {group: [chart for chart in charts if chart is not None] for group, charts in made.items()}
 
 
-def _means(part: Table, group: str) -> dict[str, dict[str, float]]:
-    """Row -> column -> our mean, NaN where there is none."""
-    found = {row: {column: part.at(group, row, column) for column in part.columns} for row in part.rows(group)}
-    return {row: {c: v.mean if v else nan for c, v in cells.items()} for row, cells in found.items()}
+def _means(part: Table, group: str) -> dict[str, list[float]]:
+    """Our means by row, one for each column, NaN where there is none."""
+    found = {row: [part.at(group, row, column) for column in part.columns] for row in part.rows(group)}
+    return {row: [v.mean if v else nan for v in cells] for row, cells in found.items()}
 
 
 def _dot_chart(part: Table, group: str) -> Chart | None:
@@ -223,14 +223,13 @@ def _reliability_chart(part: Table, group: str) -> Chart | None:
 
 
 def _recency_chart(part: Table, group: str) -> Chart | None:
-    rows = {row: list(values.values()) for row, values in _means(part, group).items()}
-    found = [(row, row, values[:-1], values[-1]) for row, values in rows.items() if not any(map(isnan, values))]
+    rows = _means(part, group).items()
+    found = [(row, row, values[:-1], values[-1]) for row, values in rows if not any(map(isnan, values))]
     return recency_chart(f"{part.experiment.title}: {group}", found)
 
 
 def _robustness_chart(part: Table, group: str) -> Chart | None:
-    found = {row: list(values.values()) for row, values in _means(part, group).items()}
-    rows = sorted(found.items(), key=lambda pair: -pair[1][-1])
+    rows = sorted(_means(part, group).items(), key=lambda pair: -pair[1][-1])
     title = f"{part.experiment.title}: {group}"
     names = [BY_CATEGORY.get(column, "mRA") for column in part.columns]
     alt = f"{title}. Mean robust accuracy: {ranking((row, values[-1]) for row, values in rows)}."

@@ -1,17 +1,24 @@
-"""Numbers on their way out: rows under named columns, as CSV and JSON."""
-
-from __future__ import annotations
+"""Numbers on their way out: rows under named columns, as CSV and JSON; among them every run and how it came about."""
 
 import csv
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from math import nan
+from typing import Any
 from urllib.parse import quote
 
-__all__ = ["Numbers", "Value", "plain_text"]
+from holdfast.config import RunConfig
+from holdfast.results import FROM_MATRICES, RunResult
+
+__all__ = ["Numbers", "Value", "by_benchmark", "run_numbers"]
 
 Value = str | int | float | None
+
+RECORDED = ("holdfast", "commit", "torch", "python", "device", "device_type", "threads")
+NUMBERS = ("seed", *FROM_MATRICES, "seconds")
+"""Columns that are shown even where all runs are alike."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Numbers:
         return "data:text/csv;charset=utf-8," + quote(self.csv(), safe=",;:+-./()")
 
 
-def plain_text(value: Value) -> str:
+def _text(value: Value) -> str:
     """The value with at most six digits; empty where it is missing."""
     if value is None or value != value:
         return ""
@@ -52,4 +59,40 @@ def plain_text(value: Value) -> str:
 
 def _cell(value: Value) -> str:
     is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else plain_text(value)
+    return f"'{value}" if is_formula else _text(value)
+
+
+def by_benchmark(results: Iterable[RunResult]) -> list[dict[str, Any]]:
+    """Of each benchmark: its `name`, what its runs have in `common`, `columns` and `rows` of what sets them apart."""
+    found: dict[str, list[RunResult]] = {}
+    for result in results:
+        found.setdefault(result.config.benchmark, []).append(result)
+    return [_benchmark_runs(name, run_numbers(found[name])) for name in sorted(found)]
+
+
+def run_numbers(results: Iterable[RunResult]) -> Numbers:
+    """A row per run: its settings, its numbers, where it ran. Forward transfer only where tasks share their classes."""
+    settings = [field.name for field in fields(RunConfig) if field.name != "options"]
+    rows = []
+    for result in results:
+        given: dict[str, float] = {name: float(getattr(result, name)) for name in FROM_MATRICES}
+        given["forward_transfer"] = given["forward_transfer"] if result.shares_classes else nan
+        options = " ".join(f"{name}={value:g}" for name, value in result.config.options)
+        chosen = (_plain(getattr(result.config, name)) for name in settings)
+        where = (_plain(result.environment.get(name)) for name in RECORDED)
+        rows.append((*chosen, options, *given.values(), result.seconds, *where, result.config.fingerprint))
+    return Numbers((*settings, "options", *FROM_MATRICES, "seconds", *RECORDED, "fingerprint"), rows)
+
+
+def _benchmark_runs(name: str, numbers: Numbers) -> dict[str, Any]:
+    columns = dict(zip(numbers.columns, zip(*numbers.rows, strict=True), strict=True))
+    alike = {column: values[0] for column, values in columns.items() if len(set(values)) == 1}
+    common = [(c, _text(value)) for c, value in alike.items() if c not in NUMBERS and value not in (None, "")]
+    shown = [column for column in columns if column in (*NUMBERS, "method", "fingerprint") or column not in alike]
+    rows = list(zip(*([_text(value) for value in columns[column]] for column in shown), strict=True))
+    common = [pair for pair in common if pair[0] not in shown]
+    return {"name": name, "common": common, "columns": shown, "rows": rows}
+
+
+def _plain(value: Any) -> Value:
+    return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -1,7 +1,5 @@
 """One self-contained HTML page from whatever results are there."""
 
-from __future__ import annotations
-
 import itertools
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -21,8 +19,7 @@ from holdfast.report.analyses import analysis_charts, refusal
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import inline_svg
 from holdfast.report.draw.style import DARK, LIGHT, theme_colors
-from holdfast.report.numbers import Numbers
-from holdfast.report.runs import by_benchmark, run_numbers
+from holdfast.report.numbers import Numbers, by_benchmark, run_numbers
 from holdfast.report.tables import Block, blocks, cell_numbers, column_title, comparison_block, derived_blocks
 from holdfast.report.text import count, duration, slug
 from holdfast.results import RunResult, environment

@@ -1,7 +1,5 @@
 """Tables for people: cells as text, the blocks of an experiment, and their Markdown and LaTeX."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
@@ -12,6 +10,7 @@ from holdfast.experiments import JUDGED, MEASURES, Experiment, Results, Table, V
 from holdfast.metrics import mean_std
 from holdfast.report import text
 from holdfast.report.numbers import Numbers
+from holdfast.results import FROM_MATRICES
 
 __all__ = [
     "Block",
@@ -35,8 +34,6 @@ NOTES = {
     "open": "neither agrees nor differs",
     "unpublished": "no published number is known",
 }
-METRICS = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_transfer", "forgetting")
-"""The measures that every run has."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def derived_blocks(table: Table) -> list[Block]:
 
 def comparison_block(comparison: Comparison) -> Block:
     """The metrics of runs that belong to no experiment."""
-    metrics = [name for name in METRICS if any(variant.values(name) for variant in comparison.variants)]
+    metrics = [name for name in FROM_MATRICES if any(variant.values(name) for variant in comparison.variants)]
     rows = []
     for variant in comparison.variants:
         found = [(*mean_std(values), len(values)) for values in map(variant.values, metrics)]

@@ -1,7 +1,5 @@
 """Numbers, times and names as people read them."""
 
-from __future__ import annotations
-
 import re
 from math import isnan
 

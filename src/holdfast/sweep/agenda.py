@@ -1,7 +1,5 @@
 """The runs of a sweep that are still to be done, and the record of those that ended."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections import deque

@@ -4,8 +4,6 @@ Every node must have Holdfast and the data, and must see the folder of the resul
 address that fsspec knows (s3://, gs://, ...; see `holdfast.sweep.remote`).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -23,7 +21,7 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.devices import choose_device
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, needing
 from holdfast.experiments import condensed, load_results
 from holdfast.sweep.remote import Remote
 from holdfast.sweep.runner import GRACE, POLL, Emit, Event, Job, carry_out, failure, hand_out
@@ -141,13 +139,9 @@ class RayRunner:
 
 
 def _import_ray() -> ModuleType:
-    try:
+    with needing("cluster", "a cluster needs Ray", UsageError, ", or use --engine local"):
         import ray
         import ray.exceptions
-    except ImportError as error:
-        raise UsageError(
-            "a cluster needs Ray: install the extra 'cluster' (pip install 'holdfast[cluster]'), or use --engine local."
-        ) from error
     return ray
 
 

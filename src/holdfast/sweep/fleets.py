@@ -1,23 +1,82 @@
-"""Runs on one GPU, several at a time, in this process."""
+"""Several runs at once on one device, in this process: their steps take turns, their work on a GPU overlaps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+
+import torch
 
 from holdfast import checkpoint
-from holdfast.benchmarks import make_benchmark
+from holdfast.benchmarks import Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.devices import choose_device
-from holdfast.fleet import FleetSize, Member
 from holdfast.plugins import import_plugins
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
 from holdfast.sweep import runner
 from holdfast.sweep.runner import Emit, Event, Job
+from holdfast.training import train
 
-__all__ = ["FleetRunner"]
+__all__ = ["FleetRunner", "Member"]
+
+
+class Member:
+    """One run. On a GPU it has a stream of its own."""
+
+    def __init__(
+        self, config: RunConfig, benchmark: Benchmark, device: torch.device, checkpointer: Checkpointer | None = None
+    ) -> None:
+        self.config = config
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream(device))
+        self._steps: Generator[Progress, None, RunResult] = train(config, benchmark, device, checkpointer)
+
+    def step(self) -> Progress | RunResult:
+        """Advance by one step; returns the result once the run has ended."""
+        with torch.cuda.stream(self.stream):  # without effect on a CPU, where the stream is None
+            try:
+                return next(self._steps)
+            except StopIteration as end:
+                result: RunResult = end.value
+                return result
+
+
+class _Size:
+    """The number of runs at once: grows by one while that makes all of them together faster."""
+
+    SETTLE, WINDOW, GAIN = 600, 400, 1.05  # steps per run to wait and to measure; gain that is worth another run
+
+    def __init__(self, given: int | None, device: torch.device) -> None:
+        self.now, self._device = given or 1, device
+        self._growing = given is None
+        self._best = 0.0
+        self._steps = 0
+        self._began = 0.0
+
+    def stepped(self) -> None:
+        """Count one step of any run."""
+        if not self._growing:
+            return
+        self._steps += 1
+        if self._steps == self.SETTLE * self.now:
+            self._began = time.perf_counter()
+        elif self._steps == (self.SETTLE + self.WINDOW) * self.now:
+            rate = self.WINDOW * self.now / (time.perf_counter() - self._began)
+            if rate < self._best * self.GAIN or not self._room():
+                self._growing = False
+                return
+            self._best, self._steps = rate, 0
+            self.now += 1
+
+    def _room(self) -> bool:
+        """Whether the GPU's memory has room for one more run of the size of the present ones."""
+        if self._device.type != "cuda":
+            return False  # on a CPU, runs gain nothing from taking turns
+        free, total = torch.cuda.mem_get_info(self._device)
+        return free > 1.5 * (total - free) / self.now
 
 
 class FleetRunner:
@@ -42,7 +101,7 @@ class FleetRunner:
         import_plugins(job.plugins, job.folder)
         device = choose_device(job.device)
         self._members, self._stopping = {}, False
-        size, tell = FleetSize(self.size, device), runner.throttled(emit)
+        size, tell = _Size(self.size, device), runner.throttled(emit)
         more, ask_at = True, 0.0
 
         def has_room() -> bool:
@@ -80,7 +139,7 @@ class FleetRunner:
             raise KeyboardInterrupt
 
 
-def _step(member: Member, size: FleetSize, tell: Callable[[Progress], bool | None], job: Job) -> Event | None:
+def _step(member: Member, size: _Size, tell: Callable[[Progress], bool | None], job: Job) -> Event | None:
     """One step of a run; returns how the run ended, or None if it goes on. A result is saved here."""
     try:
         news = member.step()

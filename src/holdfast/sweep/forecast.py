@@ -1,7 +1,5 @@
 """How long runs will take, judged by earlier ones, or else by machines that were measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The sweep itself: a grid of runs -> results in a folder."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

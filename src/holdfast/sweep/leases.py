@@ -5,8 +5,6 @@ created exclusively, so two sweeps never carry out the same run. A lease is free
 another host, has been silent for ten minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

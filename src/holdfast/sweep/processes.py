@@ -1,7 +1,5 @@
 """Runs in processes of this machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -27,6 +25,38 @@ __all__ = ["ProcessRunner", "cores"]
 def cores() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Worker:
+    """A process that carries out one run after another."""
+
+    def __init__(self, job: Job) -> None:
+        context = get_context("spawn")  # a forked copy of a process that has used torch's threads may hang
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, job, torch.get_num_threads()), daemon=True)
+        _start(self.process)
+        theirs.close()
+        self.config: RunConfig | None = None
+
+    def tell(self, config: RunConfig | None) -> None:
+        """Have it carry out a run; with None, leave its run, unless it has just finished it."""
+        self.config = config or self.config
+        with suppress(OSError):  # it is dead; `news` reports that
+            self.pipe.send(config)
+
+    def news(self) -> Iterator[Event]:
+        """Its messages since the last call; its death is the failure of its run."""
+        try:
+            while self.config and self.pipe.poll():
+                event: Event = self.pipe.recv()
+                if event.kind != "moved":
+                    self.config = None
+                yield event
+        except (EOFError, OSError):
+            self.process.join(runner.POLL)
+        if self.config and not self.process.is_alive():
+            config, self.config = self.config, None
+            yield Event("failed", config, error=f"its process {_ending(self.process.exitcode)}")
 
 
 class ProcessRunner:
@@ -91,38 +121,6 @@ def _listen(busy: list[_Worker], emit: Emit) -> None:
         for event in worker.news():
             if emit(event) and worker.config == event.config:
                 worker.tell(None)
-
-
-class _Worker:
-    """A process that carries out one run after another."""
-
-    def __init__(self, job: Job) -> None:
-        context = get_context("spawn")  # a forked copy of a process that has used torch's threads may hang
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, job, torch.get_num_threads()), daemon=True)
-        _start(self.process)
-        theirs.close()
-        self.config: RunConfig | None = None
-
-    def tell(self, config: RunConfig | None) -> None:
-        """Have it carry out a run; with None, leave its run, unless it has just finished it."""
-        self.config = config or self.config
-        with suppress(OSError):  # it is dead; `news` reports that
-            self.pipe.send(config)
-
-    def news(self) -> Iterator[Event]:
-        """Its messages since the last call; its death is the failure of its run."""
-        try:
-            while self.config and self.pipe.poll():
-                event: Event = self.pipe.recv()
-                if event.kind != "moved":
-                    self.config = None
-                yield event
-        except (EOFError, OSError):
-            self.process.join(runner.POLL)
-        if self.config and not self.process.is_alive():
-            config, self.config = self.config, None
-            yield Event("failed", config, error=f"its process {_ending(self.process.exitcode)}")
 
 
 def _end(workers: list[_Worker]) -> None:

@@ -3,8 +3,6 @@
 One sweep at a time has the place: leases of single runs need a file system. The file `.sweep.json` there says which.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """The interface of what carries out the runs of a sweep, and one run from its settings to its saved result."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

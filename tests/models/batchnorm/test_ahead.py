@@ -1,5 +1,7 @@
 """Kernels compiled before the first step are those that steps call, and a failure to compile them changes nothing."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,15 +36,45 @@ def test_every_kernel_of_a_step_is_compiled_ahead(monkeypatch, called, size):
     monkeypatch.setattr(fused, "compiles_for", lambda device: True)
     model = group_batchnorm(ResNet18((3, size, size), 10, width=16)).to(memory_format=torch.channels_last)
     for _, *rest in ahead.input_shapes(model, (3, size, size)):
-        for groups in ahead.GROUPS:
-            ahead.compile_kernels((8, *rest), groups, torch.float32)
+        for minibatches, groups in ahead.PASSES:
+            ahead.compile_kernels((8 * minibatches, *rest), groups, torch.float32)
     compiled = set(called)
     called.clear()
-    for groups in ahead.GROUPS:
-        x = torch.rand(8 * groups, 3, size, size).to(memory_format=torch.channels_last)
-        torch.cat(GroupedForward(model)(x, [8] * groups)).sum().backward()
+    for sizes in ([8], [8, 8, 8], [16]):  # the first step, the paper's method, experience replay
+        x = torch.rand(sum(sizes), 3, size, size).to(memory_format=torch.channels_last)
+        torch.cat(GroupedForward(model)(x, sizes)).sum().backward()
     assert {name for name, *_ in called} == {"_add_up", "_normalize", "_add_up_slopes", "_descend", "_update"}
     assert called <= compiled
+
+
+def test_a_run_begins_with_it(monkeypatch, called):
+    """On a machine without a GPU, all but the compiler itself."""
+    monkeypatch.setattr(fused, "compiles_for", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(ahead, "import_module", lambda name: None)  # takes seconds
+    model = group_batchnorm(ResNet18((3, 32, 32), 10, width=16))
+    with ahead.compiling_ahead(model, (3, 32, 32), 8, torch.bfloat16, torch.device("cuda")):
+        begun = set(called)
+    shapes = ahead.input_shapes(model, (3, 32, 32))
+    called.clear()
+    for _, *rest in shapes:
+        for minibatches, groups in ahead.PASSES:
+            ahead.compile_kernels((8 * minibatches, *rest), groups, torch.bfloat16)
+    assert begun == called != set()
+
+
+@pytest.mark.parametrize("side", [32, 64])
+@pytest.mark.parametrize(("samples", "groups"), [(32, 1), (96, 3), (64, 1)])
+def test_the_work_is_shared_out_whole(side, samples, groups):
+    """The layers of a ResNet-18: all rows are read, the device is filled where there are enough, few need a loop."""
+    for level in range(4):
+        channels, pixels = 64 << level, (side >> level) ** 2
+        plan = kernels._plan(torch.empty(samples, channels, pixels, device="meta"), groups)
+        strips, pieces, _ = plan.grid
+        assert pieces <= plan.most
+        assert pieces * plan.turns * plan.reads * kernels.ROWS.value >= samples * pixels // groups
+        assert strips * pieces * groups >= min(256, samples * channels * pixels // (2 * 32 * 128) // 2)
+        assert plan.turns == 1 or side == 64
 
 
 def test_looking_for_shapes_leaves_the_model_as_it_was():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 
 import torch
 from torch import nn
@@ -22,8 +23,9 @@ __all__ = ["compile_kernels", "compiling_ahead", "input_shapes"]
 
 KINDS = ((True, False), (True, True), (False, False))
 """With or without a ReLU and a shortcut: a block's first BatchNorm, its second, and the one in its shortcut."""
-GROUPS = (1, 3)
-"""The minibatches of the first step, whose buffer is empty, and of most others."""
+PASSES = ((1, 1), (3, 3), (2, 1))
+"""Minibatches in a pass, and groups that they make: in the first step, whose buffer is empty; in those of the paper's
+method; in those of experience replay."""
 
 
 @contextmanager
@@ -34,8 +36,9 @@ def compiling_ahead(
 
     For networks of residual blocks, which have `compiles = False`. Others are compiled as a whole.
     """
+    fits = fused.compiles_for(device) and not getattr(model, "compiles", True)
     with ExitStack() as stack:
-        if fused.compiles_for(device) and not getattr(model, "compiles", True):
+        if fits:
             with suppress(Exception):  # an old Triton; a network that cannot compute with meta tensors
                 import triton
 
@@ -43,9 +46,12 @@ def compiling_ahead(
                 stack.enter_context(triton.AsyncCompileMode(pool, ignore_errors=True))
                 with torch.cuda.device(device):
                     for _, *rest in sorted(input_shapes(model, shape)):
-                        for groups in GROUPS:
-                            compile_kernels((batch_size, *rest), groups, dtype)
+                        for minibatches, groups in PASSES:
+                            compile_kernels((minibatches * batch_size, *rest), groups, dtype)
         yield
+        if fits:  # the first step needs PyTorch's compiler, whose import takes seconds: time for the threads
+            with suppress(Exception):  # the step will say what is wrong
+                import_module("torch._inductor.compile_fx")
 
 
 def input_shapes(model: nn.Module, shape: tuple[int, ...]) -> set[torch.Size]:
@@ -64,10 +70,10 @@ def input_shapes(model: nn.Module, shape: tuple[int, ...]) -> set[torch.Size]:
 
 
 def compile_kernels(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> None:
-    """Compile the kernels for `groups` minibatches of `shape` (B, C, ...)."""
+    """Compile the kernels for inputs of `shape` (B, C, ...) in so many groups."""
     from holdfast.models.batchnorm import kernels
 
-    x = torch.empty(groups * shape[0], *shape[1:], dtype=dtype, device="meta")
+    x = torch.empty(shape, dtype=dtype, device="meta")
     weight = torch.empty(shape[1], device="meta")
     for relu, shortcut in KINDS:
         y, statistics = kernels.forward(x, weight, weight, x if shortcut else None, groups, 1e-5, relu)

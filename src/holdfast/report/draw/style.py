@@ -5,8 +5,6 @@ Each colour can be read as text (a contrast of at least 4.5 to 1) on the backgro
 alone: dash and marker differ as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,0 +1,191 @@
+"""What a step of rot-mnist mse costs on one CPU thread, and what ideas to make it cheaper would save.
+
+    python benchmarks/cpu_step.py --rounds 100 --out docs/bench-cpu-step.json
+
+A round times a few steps of each case, in an order that is drawn anew, in CPU seconds, which other programs disturb
+little. A case is compared with its base in the same round. The ratio is the median over rounds, its interval (95 %)
+comes from 10,000 resamplings of the rounds.
+
+floor: the bare matrix products of a step. network: one forward and backward pass of the network alone. by hand: a step
+written in plain PyTorch with the same draws, losses and update, and nothing else. holdfast: a step of a run, once the
+reservoir takes few samples. no log: the same without the record of losses. late log: with losses recorded every 50
+steps. no add: without the offer to the buffer. add few: the buffer writes only the rows that it stores.
+small resnet N: forward and backward pass of a ResNet-18 of width N on three minibatches of 32 images. channels last N:
+the same with the channels last in memory, which rounds otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from both_versions import compare
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.bench import bare_products, made_up
+from holdfast.buffer import Reservoir
+from holdfast.buffer.memory import Memory
+from holdfast.config import RunConfig
+from holdfast.engine import LossLog
+from holdfast.engine.eager import prepare_cpu
+from holdfast.models import MLP, GroupedForward, ResNet18, group_batchnorm
+from holdfast.training import train
+
+ROWS, STEPS = 384, 20
+BASES = {"network": "floor", "by hand": "floor", "holdfast": "floor", "floor": "floor"}
+Case = tuple[Callable[[], object], AbstractContextManager[Any], int]
+"""What a step calls, what is changed meanwhile, and how many steps a round has."""
+
+
+def descend(parameters: list[torch.nn.Parameter], loss: Tensor, lr: float = 0.0) -> None:
+    for each in parameters:
+        each.grad = None
+    loss.backward()
+    if lr:
+        with torch.no_grad():
+            torch._foreach_add_(parameters, [each.grad for each in parameters], alpha=-lr)
+
+
+def network() -> Case:
+    model, x = MLP((1, 28, 28), 10), torch.rand(ROWS, 784)
+    parameters = list(model.parameters())
+    return lambda: descend(parameters, model(x).sum()), nullcontext(), STEPS
+
+
+def by_hand() -> Case:
+    model, third = MLP((1, 28, 28), 10), ROWS // 3
+    parameters, draw = list(model.parameters()), torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60_000, 1, 28, 28), dtype=torch.uint8, generator=draw)
+    labels, logits = torch.randint(0, 10, (60_000,), generator=draw), torch.randn(200, 10, generator=draw)
+    order = torch.randperm(60_000, generator=draw)
+
+    def step() -> None:
+        now, one, two = order[:third], *(torch.randperm(200, generator=draw)[:third] for _ in range(2))
+        view = torch.cat([images.index_select(0, rows) for rows in (now, one, two)]).float().div_(255)
+        current, first, second = torch.split(model(view), third)
+        loss = F.cross_entropy(current, labels.index_select(0, now))
+        loss = loss + F.cross_entropy(second, labels.index_select(0, two))
+        descend(parameters, loss + F.mse_loss(first, logits.index_select(0, one)), lr=0.01)
+
+    return step, nullcontext(), STEPS
+
+
+def training() -> Iterator[object]:
+    """A run whose buffer has seen one epoch of 60,000 samples."""
+    config = RunConfig.preset("rot-mnist", "mse", buffer_size=200).change(epochs=10_000, tasks=1)
+    steps = train(config, made_up(config, samples=60_000), torch.device("cpu"))
+    for _ in range(470):
+        next(steps)
+    return steps
+
+
+def add_few(self: Memory, slots: Tensor, parts: list[Tensor], write: Any = Memory.write) -> None:
+    rows = (slots < self.capacity).nonzero().squeeze(1)
+    if len(rows):
+        write(self, slots.index_select(0, rows), [part.index_select(0, rows) for part in parts])
+
+
+def late_log(self: LossLog, losses: Any) -> None:
+    pending = vars(self).setdefault("pending", [])
+    pending.append(losses.as_dict())
+    if len(pending) == self.interval:
+        self._rows = torch.stack([torch.stack([each.get(name, self._zero) for name in self.names]) for each in pending])
+        pending.clear()
+
+
+def small_resnet(width: int, memory_format: torch.memory_format) -> Case:
+    model = group_batchnorm(ResNet18((3, 32, 32), 10, width=width)).to(memory_format=memory_format)
+    forward, x = GroupedForward(model), torch.rand(96, 3, 32, 32).to(memory_format=memory_format)
+    parameters = list(model.parameters())
+    return lambda: descend(parameters, torch.cat(forward(x, [32] * 3)).logsumexp(1).sum()), nullcontext(), 1
+
+
+def cases() -> dict[str, Case]:
+    found = {"floor": (bare_products(ROWS), nullcontext(), STEPS), "network": network(), "by hand": by_hand()}
+    changes: dict[str, AbstractContextManager[Any]] = {
+        "holdfast": nullcontext(),
+        "holdfast again": nullcontext(),
+        "no log": patch.object(LossLog, "record", lambda *_: None),
+        "late log": patch.object(LossLog, "record", late_log),
+        "no add": patch.object(Reservoir, "add", lambda *_: None),
+        "add few": patch.object(Memory, "write", add_few),
+    }
+    for name, change in changes.items():
+        found[name] = (training().__next__, change, STEPS)
+    for width in (8, 16):
+        found[f"small resnet {width}"] = small_resnet(width, torch.contiguous_format)
+        found[f"channels last {width}"] = small_resnet(width, torch.channels_last)
+    return found
+
+
+def time_case(act: Callable[[], object], change: AbstractContextManager[Any], steps: int) -> float:
+    """CPU seconds of a step."""
+    with change:
+        act()
+        began = time.process_time()
+        for _ in range(steps):
+            act()
+        return (time.process_time() - began) / steps
+
+
+def base_of(name: str) -> str:
+    return name.replace("channels last", "small resnet") if name[-1].isdigit() else BASES.get(name, "holdfast")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    prepare_cpu()
+    known = cases()
+    readings: dict[str, list[float]] = {name: [] for name in known}
+    load, order = [], random.Random(0)
+    for number in range(options.rounds):
+        load.append(os.getloadavg()[0])
+        for name in order.sample(list(known), len(known)):
+            readings[name].append(time_case(*known[name]))
+        print(f"\rround {number + 1}", end="", file=sys.stderr)
+    report: dict[str, Any] = {
+        "cases": {
+            name: {
+                "milliseconds": 1e3 * statistics.median(readings[name]),
+                "base": base_of(name),
+                **{
+                    key: value
+                    for key, value in compare(readings[base_of(name)], readings[name]).items()
+                    if key in ("ratio", "interval95")
+                },
+            }
+            for name in known
+        },
+        "rounds": options.rounds,
+        "load": {"mean": statistics.mean(load), "cores": os.cpu_count()},
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    print(file=sys.stderr)
+    for name, each in report["cases"].items():
+        low, high = each["interval95"]
+        found = f"{each['ratio']:.3f} ({low:.3f} to {high:.3f}) times {each['base']}"
+        print(f"{name:18} {each['milliseconds']:8.3f} ms  {found}")
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
