@@ -108,6 +108,12 @@ def test_a_plugin_is_found_in_a_folder_that_is_named(tmp_path, fresh):
     import_plugins(None)
 
 
+def test_a_file_is_not_the_name_of_a_module(tmp_path):
+    (tmp_path / "named_like_a_file.py").touch()
+    with pytest.raises(HoldfastError, match=r"'named_like_a_file.py' could not be imported: .*\. Leave out '\.py'"):
+        import_plugins(["named_like_a_file.py"], tmp_path)
+
+
 @pytest.mark.parametrize("name", ["", ".", ".x", "a..b", "my-plugin", "a b", "../x", "x.py/"])
 def test_what_is_not_the_name_of_a_module(name):
     with pytest.raises(UsageError, match="is not the name of a Python module"):
@@ -120,6 +126,11 @@ def test_what_is_not_the_name_of_a_module(name):
         ("import nothing_of_this", "No module named"),
         ("1 / 0", "ZeroDivisionError: division"),
         ("(", "SyntaxError"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        (
+            "import holdfast as hf; hf.REGULARIZERS.register('mse', '')(print)",
+            r"regularizer 'mse' is registered already; choose another name\.$",
+        ),
     ],
 )
 def test_a_plugin_that_fails(tmp_path, content, says, fresh):

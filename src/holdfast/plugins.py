@@ -32,6 +32,8 @@ def import_plugins(names: Iterable[str] | None, folder: Path | None = None) -> N
             finally:
                 if local:
                     sys.path.remove(place)
-        except Exception as error:  # a module may raise anything
-            reason = f"{error}" if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-            raise HoldfastError(f"plugin '{name}' could not be imported: {reason}.") from error
+        except (Exception, SystemExit) as error:  # a module may raise anything
+            plain = isinstance(error, ImportError | HoldfastError)
+            reason = (f"{error}" if plain else f"{type(error).__name__}: {error}").rstrip(".")
+            advice = " Leave out '.py'." if name.endswith(".py") else ""
+            raise HoldfastError(f"plugin '{name}' could not be imported: {reason}.{advice}") from error

@@ -189,7 +189,7 @@ class Learner:
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """What the step descends, its terms, and what it offers to the buffer. `x` and `y` are on the device."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method compute_losses(x, y) that returns Losses.")
 
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
