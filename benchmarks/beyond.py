@@ -9,9 +9,10 @@ One learner holds all ideas as settings, so that each can be tried alone and tog
 them with the next seed. Runs whose results are there are passed over, so a second call continues the first. The
 summary has one row per candidate: settings, n, mean, spread.
 
-With --full NAME, one candidate is run as `ballast` at the benchmark's full length, without a validation split: every
-buffer size with the first seed, then with the next. "best" is the candidate with the highest mean among those that
-were run most often under --out. Results are written to --small as files such as seq-cifar10/ballast-200-seed0.json.
+With --full NAME, one candidate is run at the benchmark's full length, without a validation split: every buffer size
+with the first seed, then with the next. It is run as `ballast` if that has all its settings. "best" is the candidate
+with the highest mean among those that were run most often under --out. Results are written to --small as files such as
+seq-cifar10/ballast-200-seed0.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median_low, stdev
 from typing import Any, Unpack
@@ -31,13 +33,13 @@ from torch import Tensor, nn
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
-from holdfast.learners import ReplayLearner, settings_for
+from holdfast.learners import ReplayLearner, settings_for, settings_of
 from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import count_outputs, evaluating
+from holdfast.models import MODELS, ResNet18, count_outputs, evaluating
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
@@ -49,12 +51,14 @@ VALIDATION = 0.1
 EPOCHS = 5
 """Of the runs for which the candidates' decays are meant, see `config_of`."""
 
+MODELS.register("narrow", "resnet18 with an eighth of the channels, for CPUs")(partial(ResNet18, width=8))
+
+FINAL = {*settings_of(LEARNERS["ballast"]), "balanced"}
 CHOICES = {"target": ("average", "stored"), "statistics": ("own", "buffer"), "mix": ("none", "mixup", "cutmix")}
 
 
-@LEARNERS.register("ballast", "replay, steadied by an averaged network")
 @LEARNERS.register("beyond", "replay with any of the ideas of benchmarks/beyond.py")
-class Ballast(ReplayLearner):
+class Candidate(ReplayLearner):
     """Replay of one draw, held to the answers of an averaged network, with ideas that can be switched on one by one.
 
     loss = CE(minibatch) + alpha * CE(draw) + beta * regularizer(outputs now, target; draw)
@@ -248,10 +252,17 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target, asymmetric, statistics of the buffer": ACE | {"statistics": "buffer"},
     "average as target, asymmetric, linf": ACE | {"regularizer": "linf"},
     # A slow average lags behind on the newest classes, which the working network prefers. Where it prefers them less,
-    # the average must be faster: 0.99 and 0.997 are the best decays of short runs on seq-mnist, as a share of a task.
-    "average as target, adjusted, cutmix, fast": ADJUSTED | CUTMIX | {"decay": 0.997},
-    "average as target, asymmetric, cutmix, fast": ACE | CUTMIX | {"decay": 0.99},
+    # the average must be faster.
+    "average as target, fast": STEADY | {"decay": 0.997},
     "average as target, adjusted, fast": ADJUSTED | {"decay": 0.997},
+    "average as target, asymmetric, fast": ACE | {"decay": 0.997},
+    "average as target, very fast": STEADY | {"decay": 0.99},
+    "average as target, adjusted, very fast": ADJUSTED | {"decay": 0.99},
+    "average as target, asymmetric, very fast": ACE | {"decay": 0.99},
+    "average as target, adjusted": ADJUSTED,
+    "average for evaluation only, fast": {"target": "stored", "decay": 0.997},
+    "average as target, adjusted, cutmix, fast": ADJUSTED | CUTMIX | {"decay": 0.997},
+    "average as target, adjusted, hold, fast": ADJUSTED | {"decay": 0.997, "hold": 1.0},
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},
     "average as target, cutmix, hold": STEADY | CUTMIX | {"hold": 1.0},
@@ -270,16 +281,17 @@ def config_of(
     epochs: int | None = None,
     more: Sequence[str] = (),
 ) -> RunConfig:
-    """The run of a candidate: a short one of so many epochs on a validation split, or `ballast` at full length.
+    """The run of a candidate: a short one of so many epochs on a validation split, or one at full length.
 
     Weights and learning rate are those of mse, unless the candidate says otherwise. Decays are meant for runs of
     `EPOCHS` epochs. In longer ones the average follows more slowly, so that it remembers the same share of a task.
     """
     config = RunConfig.preset(benchmark, "mse", buffer_size=buffer_size, seed=seed)
-    if epochs is None:
+    config = config.change(method="beyond")
+    if epochs is not None:
+        config = config.change(epochs=epochs, validation=VALIDATION)
+    elif settings.get("decay", 1) and all(hasattr(config, name) or name in FINAL for name in settings):
         config = config.change(method="ballast")
-    else:
-        config = config.change(method="beyond", epochs=epochs, validation=VALIDATION)
     known = settings_for(config)
     config = config.parse(more, known)
     decay = settings.get("decay", known["decay"])

@@ -14,7 +14,6 @@ from mkdocs.structure.files import File
 from holdfast.analysis import Estimate
 from holdfast.analysis.findings import Summary, read_findings
 from holdfast.cli import app
-from holdfast.config import RunConfig
 from holdfast.experiments import EXPERIMENTS, Results, assess
 from holdfast.report import gather, markdown_table
 
@@ -28,8 +27,8 @@ AGREEMENT = "<!-- agreement -->"
 FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
 CHAOS = "<!-- chaos -->"
-CANDIDATES = "<!-- candidates -->"
-FULL_LENGTH = "<!-- full length -->"
+CANDIDATES = re.compile(r"<!-- candidates: (\w+) -->")
+LAG = "<!-- lag -->"
 LANGUAGE = re.compile(r"<!-- language: (\w+) -->")
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
@@ -47,10 +46,11 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
     tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
-    tables += ((FIELD, field), (SOURCES, sources), (CHAOS, chaos), (CANDIDATES, candidates), (FULL_LENGTH, full_length))
+    tables += ((FIELD, field), (SOURCES, sources), (CHAOS, chaos), (LAG, lag))
     for mark, made in tables:
         if mark in markdown:
             markdown = markdown.replace(mark, made())
+    markdown = CANDIDATES.sub(lambda match: candidates(match[1]), markdown)
     markdown = LANGUAGE.sub(lambda match: language(match[1]), markdown)
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
     # Of a figure beside the results, the path is one folder shorter in the site than in the repository.
@@ -98,32 +98,38 @@ def chaos() -> str:
     return "\n".join([*lines, ""])
 
 
-def candidates() -> str:
-    """What benchmarks/beyond.py found in short runs, a row per candidate, the best first."""
-    rows = [json.loads(line) for line in (BEYOND / "candidates.jsonl").read_text("utf-8").splitlines()]
-    lines = ["| candidate | settings | runs | accuracy (%) |", "|---|---|---:|---:|"]
-    for row in rows:
-        settings = ", ".join(f"`{name}={value}`" for name, value in row["settings"].items())
-        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
-        lines += [f"| {row['candidate']} | {settings} | {row['n']} | {row['mean']:.2f}{spread} |"]
+def candidates(network: str) -> str:
+    """What benchmarks/beyond.py found with a network, a row per candidate, the best first."""
+    lines = ["| candidate | runs | accuracy (%) | on the first four tasks | on the last |", "|---|---:|---:|---:|---:|"]
+    for row in _lines("candidates.jsonl"):
+        if row["network"] == network:
+            values, tasks = row["accuracies"], row["last"]
+            old, new = fmean(value for each in tasks for value in each[:-1]), fmean(each[-1] for each in tasks)
+            lines += [f"| {row['candidate']} | {len(values)} | {_spread(values)} | {old:.1f} | {new:.1f} |"]
     return "\n".join([*lines, ""])
 
 
-def full_length() -> str:
-    """Ballast at full length on S-CIFAR-10 beside the best published numbers, a row per buffer size."""
-    ours = gather([DOCS.parent / "results"])
-    theirs = [json.loads(line) for line in (BEYOND / "published.jsonl").read_text("utf-8").splitlines()]
-    lines = [
-        f"| buffer | ballast | {' | '.join(each['method'] for each in theirs)} |",
-        f"|---|---:|{len(theirs) * '---:|'}",
-    ]
-    for size in (200, 500):
-        config = RunConfig.preset("seq-cifar10", "ballast", buffer_size=size)
-        found = [ours[config.change(seed=seed)].result.accuracy for seed in ours.seeds_of(config)]
-        spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
-        mean = f"{fmean(found):.2f}{spread} ({len(found)})" if found else "–"
-        lines += [f"| {size} | {mean} | {' | '.join(str(each[str(size)]) for each in theirs)} |"]
+def lag() -> str:
+    """Accuracy on seq-mnist over how much of a task the average remembers, a row per share, a column per idea."""
+    rows, ideas = _lines("lag.jsonl"), {"": "neither", "adjusted=True": "adjusted", "asymmetric=True": "asymmetric"}
+    lines = [f"| share of a task | {' | '.join(ideas.values())} |", f"|---|{len(ideas) * '---:|'}"]
+    for share in sorted({row["share"] for row in rows}):
+        cells = []
+        for idea in ideas:
+            runs = [row for row in rows if (row["share"], row["idea"]) == (share, idea)]
+            last = fmean(row["last"][-1] for row in runs)
+            cells += [f"{_spread([row['accuracy'] for row in runs])}; {last:.0f}"]
+        lines += [f"| {share} | {' | '.join(cells)} |"]
     return "\n".join([*lines, ""])
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (BEYOND / name).read_text("utf-8").splitlines()]
+
+
+def _spread(values: list[float]) -> str:
+    """Mean and standard deviation, if there are several."""
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def agreement() -> str:

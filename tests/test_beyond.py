@@ -13,8 +13,9 @@ from torch import nn
 import holdfast as hf
 from holdfast.config import RunConfig
 from holdfast.experiments import load_results
-from holdfast.learners import settings_for
+from holdfast.learners import Ballast, settings_for
 from holdfast.methods import LEARNERS
+from holdfast.models import MODELS
 from holdfast.rng import generator
 from holdfast.testing import check_learner
 
@@ -28,7 +29,7 @@ def beyond():
     sys.modules["beyond"] = module  # as the learner's settings are found through its module
     specification.loader.exec_module(module)
     yield module
-    del LEARNERS._entries["beyond"], LEARNERS._entries["ballast"], sys.modules["beyond"]
+    del LEARNERS._entries["beyond"], MODELS._entries["narrow"], sys.modules["beyond"]
 
 
 def network():
@@ -57,7 +58,7 @@ def learn(kind, **settings):
 
 
 def test_without_ideas_it_is_consistency_replay_with_one_draw(beyond):
-    ours = learn(beyond.Ballast, beta=0.5, decay=0.0, target="stored")
+    ours = learn(beyond.Candidate, beta=0.5, decay=0.0, target="stored")
     paper = learn(hf.ConsistencyReplay, beta=0.5, replay=1.0)
     for mine, theirs in zip(ours.model.state_dict().values(), paper.model.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -65,7 +66,7 @@ def test_without_ideas_it_is_consistency_replay_with_one_draw(beyond):
 
 
 def test_average_is_the_mean_of_all_networks_at_first(beyond):
-    learner = learner_of(beyond.Ballast)
+    learner = learner_of(beyond.Candidate)
     weights = [learner.model[0].weight.detach().clone()]
     for x, y in stream():
         learner.observe(x, y)
@@ -75,7 +76,7 @@ def test_average_is_the_mean_of_all_networks_at_first(beyond):
 
 
 def test_statistics_of_the_buffer(beyond):
-    learner = learn(beyond.Ballast, decay=0.9, statistics="buffer")
+    learner = learn(beyond.Candidate, decay=0.9, statistics="buffer")
     norm = learner.evaluated()[1]
     inputs = learner.average[0](learner.buffer.contents().x)
     torch.testing.assert_close(norm.running_mean, inputs.mean((0, 2, 3)))
@@ -83,7 +84,7 @@ def test_statistics_of_the_buffer(beyond):
 
 
 def test_asymmetric_minibatch_leaves_absent_classes_alone(beyond):
-    learner = learn(beyond.Ballast, asymmetric=True, alpha=0.0, beta=0.0)
+    learner = learn(beyond.Candidate, asymmetric=True, alpha=0.0, beta=0.0)
     before = learner.model[4].bias.detach().clone()
     learner.observe(torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64))
     assert torch.equal(learner.model[4].bias[1:], before[1:])
@@ -103,7 +104,7 @@ def last_draw(learner, x, y):
 @pytest.mark.parametrize("target", ["average", "stored"])
 def test_terms_against_slow_loops(beyond, mix, target):
     settings = {"alpha": 0.7, "beta": 0.3, "hold": 0.4, "asymmetric": True, "adjusted": True, "decay": 0.8}
-    learner = learn(beyond.Ballast, mix=mix, target=target, **settings)
+    learner = learn(beyond.Candidate, mix=mix, target=target, **settings)
     model, average = deepcopy(learner.model), deepcopy(learner.average)
     numbers = torch.Generator().set_state(learner.generator.get_state())
     x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
@@ -142,7 +143,7 @@ def test_terms_against_slow_loops(beyond, mix, target):
 
 
 def test_average_sees_unmixed_draws_only(beyond):
-    learner = learn(beyond.Ballast, mix="cutmix", hold=1.0)
+    learner = learn(beyond.Candidate, mix="cutmix", hold=1.0)
     norm, convolution = learner.average[1], learner.average[0]
     before = norm.running_mean.clone()
     x, y = next(iter(stream(1)))
@@ -163,8 +164,23 @@ COMBINATIONS = [
 @pytest.mark.parametrize("settings", COMBINATIONS, ids=str)
 def test_contract(beyond, settings):
     given = {"lr": 0.05, "batch_size": 8, "replay_size": 6, "alpha": 0.5, "beta": 0.5, "buffer_size": 12}
-    config = RunConfig(benchmark="testing", method="ballast", settings=tuple(settings.items()), **given)
-    check_learner(beyond.Ballast, config)
+    config = RunConfig(benchmark="testing", method="beyond", settings=tuple(settings.items()), **given)
+    check_learner(beyond.Candidate, config)
+
+
+def beyond_or_ballast(config):
+    """Ballast, if it has these settings."""
+    return "ballast" if {name for name, _ in config.settings} <= {"decay", "asymmetric", "adjusted"} else "beyond"
+
+
+@pytest.mark.parametrize("ideas", [{}, {"asymmetric": True}, {"adjusted": True, "balanced": True}], ids=str)
+def test_ballast_computes_the_same_weights_as_the_candidate(beyond, ideas):
+    """Results of a candidate at full length are results of the method that it became."""
+    candidate, method = (learn(kind, beta=0.2, decay=0.9, **ideas) for kind in (beyond.Candidate, Ballast))
+    for mine, theirs in ((candidate.model, method.model), (candidate.evaluated(), method.evaluated())):
+        for name, tensor in mine.state_dict().items():
+            assert torch.equal(tensor, theirs.state_dict()[name]), name
+    assert torch.equal(candidate.buffer.contents().x, method.buffer.contents().x)
 
 
 def test_every_candidate_has_a_config_of_its_own(beyond):
@@ -174,7 +190,7 @@ def test_every_candidate_has_a_config_of_its_own(beyond):
         assert len(set(configs.values())) == len(configs)
         for config in configs.values():
             assert (config.epochs, config.validation) == ((5, beyond.VALIDATION) if epochs else (50, 0.0))
-            assert config.method == ("beyond" if epochs else "ballast")
+            assert config.method == ("beyond" if epochs else beyond_or_ballast(config))
 
 
 def test_settings_at_their_default_are_not_in_the_fingerprint(beyond):
@@ -182,8 +198,8 @@ def test_settings_at_their_default_are_not_in_the_fingerprint(beyond):
     assert short.settings == ()
     assert short.fingerprint == beyond.config_of({}, buffer_size=200, epochs=5, seed=0).fingerprint
     # A later version that has only the settings that are named here has the same fingerprint for the same run.
-    full = beyond.config_of(beyond.ADJUSTED | beyond.CUTMIX, buffer_size=200, seed=0)
-    named = {"adjusted": True, "mix": "cutmix", "decay": 0.9999}
+    full = beyond.config_of(beyond.ADJUSTED, buffer_size=200, seed=0)
+    named = {"adjusted": True, "decay": 0.9999}
     plain = RunConfig.preset("seq-cifar10", "mse", buffer_size=200)
     later = plain.change(method="ballast", alpha=1.0, beta=0.2, settings=tuple(named.items()))
     assert full.fingerprint == later.fingerprint
@@ -196,7 +212,8 @@ def test_full_length_stretches_the_decay_and_takes_turns(beyond):
     # 0.001 a step for 5 epochs is 0.0001 a step for 50.
     assert {dict(config.settings)["decay"] for config in configs} == {0.9999}
     assert beyond.full_name(configs[1]) == "seq-cifar10/ballast-500-seed0.json"
-    assert dict(beyond.full_configs("plain", [200], 1)[0].settings)["decay"] == 0.0
+    plain = beyond.full_configs("plain", [200], 1)[0]
+    assert (plain.method, dict(plain.settings)["decay"]) == ("beyond", 0.0)
 
 
 def test_best_of_those_with_enough_runs(beyond):
@@ -213,7 +230,7 @@ def test_best_of_those_with_enough_runs(beyond):
 def test_short_runs_then_the_best_at_full_length(beyond, tmp_path, capsys):
     out, table, small = tmp_path / "out", tmp_path / "table.json", tmp_path / "small"
     tiny = ["--benchmark", "seq-mnist", "--set", "tasks=2", "--set", "train_limit=60", "--device", "cpu"]
-    names = ["plain", "average as target, asymmetric, cutmix"]
+    names = ["average as target", "average as target, asymmetric"]
     common = [*tiny, "--out", str(out), "--buffer-size", "20", *(part for name in names for part in ("--only", name))]
     assert beyond.main([*common, "--epochs", "1", "--summary", str(table)]) == 0
     lines = json.loads(table.read_text())
@@ -241,7 +258,7 @@ def test_short_runs_then_the_best_at_full_length(beyond, tmp_path, capsys):
 )
 def test_nonsense_is_refused(beyond, settings, message):
     with pytest.raises(hf.UsageError, match=message):
-        learner_of(beyond.Ballast, **settings)
+        learner_of(beyond.Candidate, **settings)
 
 
 def test_numbers_of_mixtures_come_from_the_seed(beyond):

@@ -40,7 +40,7 @@ def test_contract(name):
         ("calibration", 2 * 11, 66),
         ("recency", (6 + 11) * 11, 66),
         ("robustness", 5 * 11, 33),
-        ("field", 178, 399),
+        ("field", 188, 429),
     ],
 )
 def test_size(name, cells, runs):

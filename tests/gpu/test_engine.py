@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-FIELD = ["agem", "clser", "der", "dualnet", "er-ace", "esmer", "ewc", "fdr", "gem", "icarl", "lwf", "si"]
+FIELD = ["agem", "ballast", "clser", "der", "dualnet", "er-ace", "esmer", "ewc", "fdr", "gem", "icarl", "lwf", "si"]
 
 
 def short(benchmark: str, method: str, **changes) -> RunConfig:

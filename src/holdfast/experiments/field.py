@@ -11,7 +11,7 @@ from holdfast.learners import LEARNERS
 __all__ = ["FIELD", "UNBUFFERED"]
 
 UNBUFFERED = ("lwf", "ewc", "si")
-FIELD = ("er", "agem", "gem", "icarl", "fdr", "der", "mse", "er-ace", "clser", "esmer", "dualnet", "linf")
+FIELD = ("er", "agem", "gem", "icarl", "fdr", "der", "mse", "er-ace", "clser", "esmer", "dualnet", "ballast", "linf")
 SIZES = (200, 500)
 """Buffers of which the table has every cell. Of larger ones it has the cells with a published number."""
 
@@ -38,7 +38,7 @@ def _impossible(method: str, benchmark: str) -> bool:
 register(
     Experiment(
         "field",
-        "Accuracy of the field: the methods of other papers, and linf of this one",
+        "Accuracy of the field: the methods of other papers, linf of this one, and ballast of our own",
         "Tables of the papers that are named below",
         "Methods that store the network's answers or average its weights lead. mse is DER++.",
         tuple(_cells()),

@@ -2,6 +2,7 @@
 
 from holdfast.learners.agem import AveragedGem
 from holdfast.learners.answers import TopK
+from holdfast.learners.ballast import Ballast
 from holdfast.learners.base import Learner
 from holdfast.learners.clser import ClsEr
 from holdfast.learners.consistency import ConsistencyReplay
@@ -28,6 +29,7 @@ __all__ = [
     "LEARNERS",
     "AsymmetricReplay",
     "AveragedGem",
+    "Ballast",
     "ClsEr",
     "ConsistencyReplay",
     "DarkReplay",

@@ -1,0 +1,127 @@
+"""Ballast: a slow average of the network steadies it, and is the network that counts.
+
+A method of Holdfast's own. docs/concepts/beyond.md has what was tried beside it, and how far it comes.
+
+The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. Two ideas keep the newest classes from
+pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `adjusted` is logit adjustment (Menon et
+al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.config import RunConfig
+from holdfast.errors import UsageError
+from holdfast.learners.clser import follow
+from holdfast.learners.losses import Losses
+from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.replay import ReplayLearner
+from holdfast.methods import LEARNERS
+from holdfast.models import count_outputs
+from holdfast.nested import Nested, rows, split
+
+__all__ = ["Ballast"]
+
+
+@LEARNERS.register("ballast", "replay, held to one averaged network, which is evaluated")
+class Ballast(ReplayLearner):
+    """Replay of one draw, held to the answers of an averaged network.
+
+    loss = CE(minibatch) + alpha * CE(draw) + beta * MSE(outputs now, outputs of the average; draw)
+
+    After each step the average moves: w <- d * w + (1 - d) * network, where d is `decay`, at first limited to 1 -
+    1/step. It stays in training mode and sees draws only, so that its BatchNorm statistics are those of all classes. It
+    is evaluated.
+
+    The network prefers the newest classes, and the average lags behind on them. Both faults compensate each other if
+    `decay` suits the stream. With `asymmetric` or `adjusted` the network prefers the newest classes less, and the
+    average can and must be faster.
+
+    Options of this learner:
+
+    alpha: weight of the draw's cross-entropy. Default: 1.
+    beta: weight of the distance from the average. Default: 1.
+    decay: how slowly the average moves, 0 to 1. Default: 0.999.
+    asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it. Default: False.
+    adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
+        the classes of the minibatch gain nothing from being frequent. Default: False.
+    """
+
+    grows = False
+    own_state = ("average", "updates", "seen")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        decay: float = 0.999,
+        asymmetric: bool = False,
+        adjusted: bool = False,
+        **shared: Unpack[ReplayOptions],
+    ) -> None:
+        super().__init__(model, optimizer, **shared)
+        check_weights(alpha=alpha, beta=beta)
+        check_shares(decay=decay)
+        if self.loss is not None:
+            raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
+        self.alpha, self.beta, self.decay = alpha, beta, decay
+        self.asymmetric, self.adjusted = asymmetric, adjusted
+        self.average = deepcopy(self.model).requires_grad_(False)
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
+
+    @classmethod
+    def arguments(cls, config: RunConfig) -> dict[str, Any]:
+        """The weights, and the size of the draw: that of a run's replay batch."""
+        return {"alpha": config.alpha, "beta": config.beta, "replay_size": config.replay_size}
+
+    def compute_losses(self, x: Nested, y: Nested) -> Losses:
+        """Cross-entropy of the minibatch and of a draw, and the distance from the average on the draw."""
+        if not self.buffer.stored:
+            return self.losses_alone(x, y)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
+        sizes = [rows(y), rows(drawn.y)]
+        view = self.view(x, drawn.x)
+        with torch.no_grad():  # in the same view as the network
+            steady = self.forward(split(view, sizes)[1], self.average)
+        outputs, now = self.forward_parts(view, sizes)
+        self.check_labels(y, outputs)
+        offer, consistency = self.offer(x, y, outputs), F.mse_loss(now, steady)
+        if self.asymmetric:
+            outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
+        if self.adjusted:
+            counts = self._counts(outputs, y, drawn.y).log()
+            outputs, now = outputs + counts, now + counts
+        current, replay = self.criterion(outputs, y), self.criterion(now, drawn.y)
+        total = current + self.alpha * replay + self.beta * consistency
+        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+
+    def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
+        """1 + how often each class is among the labels, (C,)."""
+        counts = torch.ones_like(outputs[0])
+        for each in labels:
+            counts = counts.index_add(0, each, torch.ones_like(each, dtype=counts.dtype))
+        return counts
+
+    def commit(self, losses: Losses) -> None:
+        """Offer the minibatch to the buffer, remember its classes, and let the average follow the network."""
+        super().commit(losses)
+        if losses.offer is not None:
+            self.seen.index_fill_(0, losses.offer.y, True)
+        self.updates += 1
+        limit = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
+        follow(self.average, self.model, 1 - limit)
+
+    def evaluated(self) -> nn.Module:
+        """The average."""
+        return self.average
