@@ -146,7 +146,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
         "again": {
             "earlier": describe(before),
-            "correlation": stats.pearsonr(before[steady], values["last"][0][steady]).statistic,
+            "correlation": stats.pearsonr(before[steady], values["last"][0][: len(before)][steady]).statistic,
         },
         "float32": {"mean_change": np.mean([run["accuracy_float32"] - run["accuracy"] for run in holdfast])},
         "checks": distribution_checks(read("checks.jsonl", folder)),
