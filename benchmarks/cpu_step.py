@@ -6,11 +6,11 @@ A round times a few steps of each case, in an order that is drawn anew, in CPU s
 little. A case is compared with its base in the same round. The ratio is the median over rounds, its interval (95 %)
 comes from 10,000 resamplings of the rounds.
 
-floor: the bare matrix products of a step. network: one forward and backward pass of the network alone. by hand: a step
+floor: the bare matrix products of a step. network: one forward and backward pass of the network alone. by-hand: a step
 written in plain PyTorch with the same draws, losses and update, and nothing else. holdfast: a step of a run, once the
-reservoir takes few samples. no log: the same without the record of losses. late log: with losses recorded every 50
-steps. no add: without the offer to the buffer. add few: the buffer writes only the rows that it stores.
-small resnet N: forward and backward pass of a ResNet-18 of width N on three minibatches of 32 images. channels last N:
+reservoir takes few samples. no-log: the same without the record of losses. late-log: with losses recorded every 50
+steps. no-add: without the offer to the buffer. add-few: the buffer writes only the rows that it stores.
+small-resnet-N: forward and backward pass of a ResNet-18 of width N on three minibatches of 32 images. channels-last-N:
 the same with the channels last in memory, which rounds otherwise.
 """
 
@@ -45,7 +45,7 @@ from holdfast.models import MLP, GroupedForward, ResNet18, group_batchnorm
 from holdfast.training import train
 
 ROWS, STEPS = 384, 20
-BASES = {"network": "floor", "by hand": "floor", "holdfast": "floor", "floor": "floor"}
+BASES = {"network": "floor", "by-hand": "floor", "holdfast": "floor", "floor": "floor"}
 Case = tuple[Callable[[], object], AbstractContextManager[Any], int]
 """What a step calls, what is changed meanwhile, and how many steps a round has."""
 
@@ -114,20 +114,20 @@ def small_resnet(width: int, memory_format: torch.memory_format) -> Case:
 
 
 def cases() -> dict[str, Case]:
-    found = {"floor": (bare_products(ROWS), nullcontext(), STEPS), "network": network(), "by hand": by_hand()}
+    found = {"floor": (bare_products(ROWS), nullcontext(), STEPS), "network": network(), "by-hand": by_hand()}
     changes: dict[str, AbstractContextManager[Any]] = {
         "holdfast": nullcontext(),
-        "holdfast again": nullcontext(),
-        "no log": patch.object(LossLog, "record", lambda *_: None),
-        "late log": patch.object(LossLog, "record", late_log),
-        "no add": patch.object(Reservoir, "add", lambda *_: None),
-        "add few": patch.object(Memory, "write", add_few),
+        "holdfast-again": nullcontext(),
+        "no-log": patch.object(LossLog, "record", lambda *_: None),
+        "late-log": patch.object(LossLog, "record", late_log),
+        "no-add": patch.object(Reservoir, "add", lambda *_: None),
+        "add-few": patch.object(Memory, "write", add_few),
     }
     for name, change in changes.items():
         found[name] = (training().__next__, change, STEPS)
     for width in (8, 16):
-        found[f"small resnet {width}"] = small_resnet(width, torch.contiguous_format)
-        found[f"channels last {width}"] = small_resnet(width, torch.channels_last)
+        found[f"small-resnet-{width}"] = small_resnet(width, torch.contiguous_format)
+        found[f"channels-last-{width}"] = small_resnet(width, torch.channels_last)
     return found
 
 
@@ -142,7 +142,7 @@ def time_case(act: Callable[[], object], change: AbstractContextManager[Any], st
 
 
 def base_of(name: str) -> str:
-    return name.replace("channels last", "small resnet") if name[-1].isdigit() else BASES.get(name, "holdfast")
+    return name.replace("channels-last", "small-resnet") if name[-1].isdigit() else BASES.get(name, "holdfast")
 
 
 def main() -> None:

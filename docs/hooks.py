@@ -23,6 +23,7 @@ COMMANDS = "<!-- commands -->"
 OVERHEAD = "<!-- overhead -->"
 RATES = "<!-- rates -->"
 STARTS = "<!-- starts -->"
+TURNS = "<!-- turns -->"
 AGREEMENT = "<!-- agreement -->"
 FIELD = "<!-- field -->"
 SOURCES = "<!-- sources -->"
@@ -45,8 +46,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
-    tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (AGREEMENT, agreement))
-    tables += ((FIELD, field), (SOURCES, sources), (CHAOS, chaos), (LAG, lag))
+    tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (TURNS, turns))
+    tables += ((AGREEMENT, agreement), (FIELD, field), (SOURCES, sources), (CHAOS, chaos), (LAG, lag))
     for mark, made in tables:
         if mark in markdown:
             markdown = markdown.replace(mark, made())
@@ -284,15 +285,41 @@ def rates() -> str:
 
 
 def starts() -> str:
-    """Two calls of `holdfast bench --device cuda --only seq-cifar10` in a row, the first without compiled code."""
-    first, second = _rates("bench-h200-first.json"), _rates("bench-h200-second.json")
-    lines = ["| | first process | second process | each further run | MB a run |", "|---|---:|---:|---:|---:|"]
-    for name, (alone, two, *_, eight) in first.items():
-        seconds = (
-            f"{alone['ready_seconds']:.0f} s | {second[name][0]['ready_seconds']:.0f} s | {two['ready_seconds']:.1f} s"
-        )
-        lines += [f"| {name} | {seconds} | {eight['memory_mb']:.0f} |"]
+    """The stages of a seq-cifar10 mse run until its steps have their full speed, with and without compiled code."""
+    found = json.loads((DOCS / "bench-h200-start.json").read_text("utf-8"))
+    kinds = [found[kind] for kind in ("cold", "warm")]
+    titles = {
+        "import torch": "PyTorch is imported",
+        "CUDA context": "the device is ready, half of the compiler imported",
+        "step 1": "the untrained network was tested; first step",
+        "step 2": "first step with stored samples",
+        "step 8": "first step with a full buffer, which is compiled",
+    }
+    rest = [sum(time for name, time in each["stages"].items() if name not in titles) for each in kinds]
+    rows = [(title, [each["stages"][name] for each in kinds]) for name, title in titles.items()]
+    rows += [("all else", rest), ("**together**", [each["seconds"] for each in kinds])]
+    lines = ["| | nothing compiled | next process |", "|---|---:|---:|"]
+    lines += [f"| {title} | {' | '.join(f'{time:.1f} s' for time in times)} |" for title, times in rows]
     return "\n".join([*lines, ""])
+
+
+def turns() -> str:
+    """Three versions that took turns on one GPU: a row per version, both readings of each rate, and until the start."""
+    lines = (DOCS / "bench-h200-turns.jsonl").read_text("utf-8").splitlines()
+    readings = [each for each in map(json.loads, lines) if each["benchmark"] == "seq-cifar10"]
+    table = ["| version | mse alone | mse, 4 runs | er alone | er, 4 runs | start: mse | then er |"]
+    table += [f"|---|{6 * '---:|'}"]
+    for version in ("cbcf1e6", "f9a4136", "27b4ce9"):
+        own = [each for each in readings if each["version"] == version]
+        cells = []
+        for method, runs in (("mse", 1), ("mse", 4), ("er", 1), ("er", 4)):
+            found = [
+                each for each in own if each["what"] == "turns" and (each["method"], each["runs"]) == (method, runs)
+            ]
+            cells += [", ".join(f"{each['steps_per_second']:.0f}" for each in found)]
+        cells += [f"{each['ready_seconds']['1']:.0f}{SPACE}s" for each in own if each["what"].startswith("cold")]
+        table += [f"| {version} | {' | '.join(cells)} |"]
+    return "\n".join([*table, ""])
 
 
 def _rates(file: str) -> dict[str, list[dict[str, Any]]]:

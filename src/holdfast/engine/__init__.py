@@ -54,6 +54,8 @@ def make_engine(
 
 def _start_compiler() -> None:
     """Start the processes of PyTorch's compiler: they need seconds, and the first step that is compiled needs them."""
+    # Every method of a fleet compiles the same functions for other constants; the default limit is eight.
+    torch._dynamo.config.recompile_limit = 64
     with suppress(ImportError, AttributeError):  # compiling starts them too, so nothing is lost in another version
         from torch._inductor.async_compile import maybe_warm_pool
 
@@ -71,5 +73,3 @@ def prepare_cuda() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(data_root() / "compiled" / "triton"))
     # The advice is about matrix products in float32; compiled networks have only one of them.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    # Every method of a fleet compiles the same functions for other constants; the default limit is eight.
-    torch._dynamo.config.recompile_limit = 64
