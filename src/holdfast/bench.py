@@ -1,7 +1,5 @@
 """How fast this machine runs: steps per second, and a complete run against the floor of its matrix products."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import resource

@@ -1,7 +1,5 @@
 """The state of a run: where it is, its clock, its generators, and the checkpoint it continues from."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

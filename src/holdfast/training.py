@@ -1,7 +1,5 @@
 """The loop: a generator that yields after every step, so that runs can be watched, stopped and interleaved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a step is executed: eagerly, or on a GPU as one captured graph around compiled functions."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Sequence

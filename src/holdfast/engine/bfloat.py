@@ -1,7 +1,5 @@
 """bfloat16 on a GPU without conversions in every pass: a twin of the network that stays in bfloat16."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

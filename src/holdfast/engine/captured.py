@@ -1,7 +1,5 @@
 """Steps executed as CUDA graphs, around compiled functions."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Steps executed one operation after the other, on any device, and the record of their losses."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import sys

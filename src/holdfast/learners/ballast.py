@@ -7,8 +7,6 @@ pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `
 al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any, Unpack
 

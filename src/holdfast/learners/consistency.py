@@ -1,7 +1,5 @@
 """Experience replay with consistency regularization: the method of the paper (Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from inspect import Parameter, signature

@@ -1,7 +1,5 @@
 """Experience replay: stored samples join the current minibatch."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """A slow network whose features are multiplied, layer by layer, by those of fast layers."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, cast
 

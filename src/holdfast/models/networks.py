@@ -1,7 +1,5 @@
 """The two networks of the paper, and those of timm by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Several runs at once on one device, in this process: their steps take turns, their work on a GPU overlaps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterator
 

@@ -4,8 +4,6 @@ One after the other they take more than ten seconds, before the first step ends.
 was not compiled here is compiled when it is called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress

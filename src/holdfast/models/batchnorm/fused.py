@@ -1,7 +1,5 @@
 """BatchNorm per minibatch, then the shortcut and the ReLU, as one differentiable operation on a GPU."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -7,8 +7,6 @@ minibatch by itself. `GroupedForward` then needs one pass, and gives the outputs
 separate passes.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections import Counter
