@@ -430,7 +430,9 @@ def draw_language_models(numbers: Numbers) -> Figure:
                 values = each["values"]
                 panel.plot([at] * len(values), values, ".", color=style.color, markersize=3.5, alpha=0.6)
         panel.set_yscale("log")
-        ticks = [tick for tick in (50, 70, 100, 200, 300, 500, 700, 1000) if _within(panel, tick)]
+        ticks = [
+            tick for tick in (*range(1, 11), 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000) if _within(panel, tick)
+        ]
         panel.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
         panel.minorticks_off()
         panel.set_xticks(range(len(LANGUAGE_BUFFERS)), [f"{size.replace('_', '.')} %" for size in LANGUAGE_BUFFERS])
