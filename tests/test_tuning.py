@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -334,7 +335,9 @@ def command(out, trials):
 
 def start(out, trials):
     whole = [sys.executable, "-m", "holdfast", *command(out, trials)]
-    return subprocess.Popen(whole, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Tests that run in the background of a shell ignore Ctrl-C, and so would the command.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(whole, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
 
 
 @pytest.fixture(scope="module")
