@@ -34,6 +34,8 @@ def test_html_goes_to_a_file(report, tmp_path):
     assert (code, out) == (0, "")
     assert "10 results -> report.html" in err
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    save(PAPER[0], tmp_path / "one")
+    assert "1 result -> report.html" in report("one")[2]
 
 
 def test_analyses_are_there_unless_they_would_take_long(report, tmp_path, monkeypatch):

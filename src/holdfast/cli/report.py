@@ -36,6 +36,7 @@ def report_command(
 ) -> None:
     """Make one HTML page, or tables, from folders of results."""
     from holdfast import report
+    from holdfast.report.text import count
 
     results = report.gather(folders)
     tell_skipped(results.skipped, NAMED)
@@ -51,10 +52,10 @@ def report_command(
             live, refused = report.analyze_alike(results)
             found = [*live, *found]
         elif analyses is None and format_ == "html":
-            tell(f"calibration and recency of {runs} runs left out; --analyses adds them")
+            tell(f"calibration and recency of {count(runs, 'run')} left out; --analyses adds them")
         text = report.render_report(results, format_, experiment, found, refused)
         path = report.write_report(text, out or Path("report.html"))
-        tell(f"{len(results)} results -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
+        tell(f"{count(len(results), 'result')} -> {path} ({path.stat().st_size / 1e6:.2f} MB)")
     if figures is not None:
         drawn = report.write_figures(results, figures, experiment)
-        tell(f"{len(drawn)} figures -> {figures}")
+        tell(f"{count(len(drawn), 'figure')} -> {figures}")
