@@ -21,7 +21,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median_low, stdev
@@ -33,13 +32,13 @@ from torch import Tensor, nn
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
-from holdfast.learners import ReplayLearner, settings_for, settings_of
-from holdfast.learners.clser import follow
+from holdfast.learners import settings_for, settings_of
+from holdfast.learners.ballast import Ballast
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import MODELS, ResNet18, count_outputs, evaluating
+from holdfast.models import MODELS, ResNet18, evaluating
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
@@ -58,7 +57,7 @@ CHOICES = {"target": ("average", "stored"), "statistics": ("own", "buffer"), "mi
 
 
 @LEARNERS.register("beyond", "replay with any of the ideas of benchmarks/beyond.py")
-class Candidate(ReplayLearner):
+class Candidate(Ballast):
     """Replay of one draw, held to the answers of an averaged network, with ideas that can be switched on one by one.
 
     loss = CE(minibatch) + alpha * CE(draw) + beta * regularizer(outputs now, target; draw)
@@ -101,28 +100,17 @@ class Candidate(ReplayLearner):
         hold: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(model, optimizer, **shared)
+        fairer = {"asymmetric": asymmetric, "adjusted": adjusted}
+        super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **fairer, **shared)
         for name, value in (("target", target), ("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(alpha=alpha, beta=beta, hold=hold)
-        check_shares(decay=decay)
+        check_weights(hold=hold)
         if not decay and (target == "average" or hold):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
-        if self.loss is not None:
-            raise UsageError("cross-entropy with mixed labels is part of this method: leave out loss=.")
-        self.alpha, self.beta, self.regularizer = alpha, beta, REGULARIZERS[regularizer]
-        self.target, self.decay, self.statistics = target, decay, statistics
-        self.asymmetric, self.adjusted, self.mix, self.hold = asymmetric, adjusted, mix, hold
-        self.average = deepcopy(self.model).requires_grad_(False)
-        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
+        self.regularizer, self.target, self.statistics = REGULARIZERS[regularizer], target, statistics
+        self.mix, self.hold = mix, hold
         self.generator = generator(self.seed, "mix", self.device)
-
-    @classmethod
-    def arguments(cls, config: RunConfig) -> dict[str, Any]:
-        """The weights, and the size of the draw: that of a run's replay batch."""
-        return {"alpha": config.alpha, "beta": config.beta, "replay_size": config.replay_size}
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
         """The three terms of consistency replay on one draw, with the ideas that are switched on."""
@@ -151,9 +139,8 @@ class Candidate(ReplayLearner):
         if self.asymmetric:
             outputs = outputs.masked_fill(absent, -1e9)
         if self.adjusted:
-            counts = torch.ones_like(outputs[0]).index_add(0, y, torch.ones_like(outputs[:, 0]))
-            counts = counts.index_add(0, drawn.y, torch.ones_like(now[:, 0]))
-            outputs, now = outputs + counts.log(), now + counts.log()
+            counts = self._counts(outputs, y, drawn.y).log()
+            outputs, now = outputs + counts, now + counts
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
@@ -162,16 +149,6 @@ class Candidate(ReplayLearner):
     def _answers(self, view: Nested) -> Tensor:
         """What the averaged network answers."""
         return self.forward(view, self.average)
-
-    def commit(self, losses: Losses) -> None:
-        """Offer the minibatch to the buffer, remember its classes, and let the average follow the network."""
-        super().commit(losses)
-        if losses.offer is not None:
-            self.seen.index_fill_(0, losses.offer.y, True)
-        self.updates += 1
-        if self.decay:
-            limit = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
-            follow(self.average, self.model, 1 - limit)
 
     def evaluated(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""

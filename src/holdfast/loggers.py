@@ -23,8 +23,7 @@ from holdfast.learners import Losses
 from holdfast.registry import Registry
 from holdfast.training import Progress
 
-__all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "open_logger"]
-__all__ += ["watch"]
+__all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "open_logger", "watch"]
 
 log = logging.getLogger(__name__)
 

@@ -273,11 +273,9 @@ def read(folder: Path, *, tensors: bool = False) -> RunResult:
         raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
     except (OSError, ValueError) as error:
         raise HoldfastError(f"{folder / RESULT} is not a readable result: {error}.") from error
-    return (
-        replace(result, logits=read_tensors(folder, LOGITS), weights=read_tensors(folder, WEIGHTS))
-        if tensors
-        else result
-    )
+    if not tensors:
+        return result
+    return replace(result, logits=read_tensors(folder, LOGITS), weights=read_tensors(folder, WEIGHTS))
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:

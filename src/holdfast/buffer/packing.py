@@ -16,7 +16,7 @@ __all__ = ["Packing", "bytes_of", "check_lengths", "pack", "unpack"]
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors with B rows each, of any shapes and types, as one of bytes, (B, bytes per sample) uint8."""
-    return torch.cat([bytes_of(part).view(len(part), prod(part.shape[1:]) * part.itemsize) for part in parts], dim=1)
+    return torch.cat(list(map(_rows, parts)), dim=1)
 
 
 def unpack(packed: Tensor, columns: Iterable[Column]) -> list[Tensor]:
