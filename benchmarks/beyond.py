@@ -28,6 +28,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
@@ -36,7 +37,7 @@ from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
 from holdfast.models import MODELS, ResNet18, evaluating
 from holdfast.nested import Nested, concat, rows, split
@@ -75,6 +76,8 @@ class Candidate(Ballast):
         the classes of the minibatch gain nothing from being frequent.
     mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
         the same shares. The averaged network sees the samples unmixed.
+    jitter: how strongly drawn images are cropped, scaled and recoloured for the network, 0 to 1. The averaged network
+        sees them as they are.
     hold: weight, relative to beta, of the mean square distance from the average on the minibatch, in outputs of classes
         that were seen before and are absent from it.
     """
@@ -97,6 +100,7 @@ class Candidate(Ballast):
         asymmetric: bool = False,
         adjusted: bool = False,
         mix: str = "none",
+        jitter: float = 0.0,
         hold: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
@@ -106,10 +110,11 @@ class Candidate(Ballast):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold)
+        check_shares(jitter=jitter)
         if not decay and (target == "average" or hold):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
         self.regularizer, self.target, self.statistics = REGULARIZERS[regularizer], target, statistics
-        self.mix, self.hold = mix, hold
+        self.mix, self.jitter, self.hold = mix, jitter, hold
         self.generator = generator(self.seed, "mix", self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
@@ -123,6 +128,8 @@ class Candidate(Ballast):
         if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
             averaged = self._answers(replayed)
             then = averaged if self.target == "average" else then
+        if self.jitter:
+            replayed = jittered(replayed, self.jitter, self.generator)
         if self.mix != "none":
             replayed, share = MIXTURES[self.mix](replayed, self.generator)
             chosen = torch.zeros_like(then).scatter_(1, labels[:, None], 1.0)
@@ -182,6 +189,23 @@ def cutmix(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.where(box[:, None], view.roll(1, 0), view), share
 
 
+def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Each image (B, C, H, W) cropped at random, scaled to its size again, and with other colours, light and contrast.
+
+    A crop has at least 1 - strength / 2 of the side; saturation and contrast lie within 1 +- strength, light within
+    strength of the pixels' scale.
+    """
+    size, down, right, *colours = torch.rand(6, len(view), 1, 1, 1, generator=generator, device=view.device)
+    side = 1 - strength / 2 * size.view(-1)
+    corner = [(1 - side) * (2 * each.view(-1) - 1) for each in (right, down)]  # the centre of the crop
+    none = torch.zeros_like(side)
+    crop = torch.stack([torch.stack([side, none, corner[0]], 1), torch.stack([none, side, corner[1]], 1)], 1)
+    view = F.grid_sample(view, F.affine_grid(crop, list(view.shape), align_corners=False), align_corners=False)
+    saturation, contrast, light = (strength * (2 * each - 1) for each in colours)
+    view = view + saturation * (view - view.mean(1, keepdim=True))
+    return view + contrast * (view - view.mean((1, 2, 3), keepdim=True)) + light
+
+
 def blend(values: Tensor, share: Tensor) -> Tensor:
     """Each row (B, C) and the one before it, in the shares (B, 1) of a mixture."""
     return share * values + (1 - share) * values.roll(1, 0)
@@ -208,6 +232,7 @@ PLAIN = {"decay": 0.0, "target": "stored"}
 STEADY = {"alpha": 1.0, "beta": 0.2}  # both weights: between those of CLS-ER and of ESMER
 ACE = STEADY | {"asymmetric": True}
 ADJUSTED = STEADY | {"adjusted": True}
+STORED = {"target": "stored", "decay": 0.99}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
 CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target": STEADY,
@@ -240,6 +265,19 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, fast": {"target": "stored", "decay": 0.997},
     "average as target, adjusted, cutmix, fast": ADJUSTED | CUTMIX | {"decay": 0.997},
     "average as target, adjusted, hold, fast": ADJUSTED | {"decay": 0.997, "hold": 1.0},
+    # The average is as fast as CLS-ER's is at full length: it hardly lags.
+    "average for evaluation only, very fast": STORED,
+    "average for evaluation only, adjusted, very fast": STORED | {"adjusted": True},
+    "average for evaluation only, asymmetric, very fast": STORED | {"asymmetric": True},
+    "average for evaluation only, adjusted, very fast, jitter": STORED | {"adjusted": True, "jitter": 0.4},
+    "average for evaluation only, asymmetric, very fast, jitter": STORED | {"asymmetric": True, "jitter": 0.4},
+    "average as target, adjusted, very fast, jitter": ADJUSTED | {"decay": 0.99, "jitter": 0.4},
+    "average as target, adjusted, very fast, hold": ADJUSTED | {"decay": 0.99, "hold": 1.0},
+    "average as target, adjusted, very fast, beta 1": ADJUSTED | {"decay": 0.99, "beta": 1.0},
+    "average for evaluation only, adjusted, very fast, draws of 64": STORED | {"adjusted": True, "replay_size": 64},
+    "average for evaluation only, adjusted, very fast, balanced": STORED | {"adjusted": True, "balanced": True},
+    "average for evaluation only, adjusted, very fast, beta 0.5": STORED | {"adjusted": True, "beta": 0.5},
+    "average for evaluation only, adjusted, very fast, hold": STORED | {"adjusted": True, "hold": 5.0},
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},
     "average as target, cutmix, hold": STEADY | CUTMIX | {"hold": 1.0},
