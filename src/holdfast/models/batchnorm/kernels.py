@@ -25,8 +25,9 @@ READS = 4
 """How many blocks of rows a program reads before it waits for the first."""
 PROGRAMS = 384
 """This many programs fill the device."""
-FEW_PIECES, MOST_PIECES = 16, 64
-"""Limits on the pieces of a group: every program of a second kernel reads the sums of all of them."""
+LIMITS = (16, 64, 128)
+"""Of the number of pieces of a group: every program of a second kernel reads the sums of all of them. The last limit is
+for groups of so many rows that with fewer pieces a program would need a loop."""
 USUAL_GROUPS = tl.constexpr(3)
 """The minibatches of most steps, whose sums are read all at once."""
 
@@ -265,7 +266,7 @@ class _Plan(NamedTuple):
     reads: int
     """Blocks of rows in a turn. A constant of the kernels: each of its few values is compiled into one of its own."""
     most: int
-    """FEW_PIECES if that is enough, else MOST_PIECES: also a constant of the kernels."""
+    """The smallest of LIMITS that is enough: also a constant of the kernels."""
 
 
 def _plan(x: Tensor, groups: int) -> _Plan:
@@ -273,11 +274,12 @@ def _plan(x: Tensor, groups: int) -> _Plan:
     channels = x.shape[1]
     rows = x.numel() // channels // groups
     strips = triton.cdiv(channels, CHANNELS.value)
-    room = max(1, min(MOST_PIECES, PROGRAMS // (groups * strips), rows // (2 * ROWS.value)))
+    allowed = LIMITS[-1] if rows >= LIMITS[-1] * READS * ROWS.value else LIMITS[-2]
+    room = max(1, min(allowed, PROGRAMS // (groups * strips), rows // (2 * ROWS.value)))
     pieces = 1 << room.bit_length() - 1  # a power of two divides the rows of most layers evenly
     blocks = triton.cdiv(rows, pieces * ROWS.value)
     reads = READS if blocks >= READS else 2
-    most = FEW_PIECES if pieces <= FEW_PIECES else MOST_PIECES
+    most = next(limit for limit in LIMITS if pieces <= limit)
     return _Plan((strips, pieces, groups), (rows, channels), triton.cdiv(blocks, reads), reads, most)
 
 
