@@ -54,7 +54,7 @@ EPOCHS = 5
 MODELS.register("narrow", "resnet18 with an eighth of the channels, for CPUs")(partial(ResNet18, width=8))
 
 FINAL = {*settings_of(LEARNERS["ballast"]), "balanced"}
-CHOICES = {"target": ("average", "stored"), "statistics": ("own", "buffer"), "mix": ("none", "mixup", "cutmix")}
+CHOICES = {"statistics": ("own", "buffer"), "mix": ("none", "mixup", "cutmix")}
 
 
 @LEARNERS.register("beyond", "replay with any of the ideas of benchmarks/beyond.py")
@@ -82,8 +82,6 @@ class Candidate(Ballast):
         that were seen before and are absent from it.
     """
 
-    grows = False
-    stores_outputs = True
     own_state = ("average", "updates", "seen", "generator")
 
     def __init__(
@@ -104,16 +102,16 @@ class Candidate(Ballast):
         hold: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        fairer = {"asymmetric": asymmetric, "adjusted": adjusted}
-        super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **fairer, **shared)
-        for name, value in (("target", target), ("statistics", statistics), ("mix", mix)):
+        ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted}
+        super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
+        for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold)
         check_shares(jitter=jitter)
         if not decay and (target == "average" or hold):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
-        self.regularizer, self.target, self.statistics = REGULARIZERS[regularizer], target, statistics
+        self.regularizer, self.statistics = REGULARIZERS[regularizer], statistics
         self.mix, self.jitter, self.hold = mix, jitter, hold
         self.generator = generator(self.seed, "mix", self.device)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -142,6 +143,31 @@ def test_terms_against_slow_loops(beyond, mix, target):
     torch.testing.assert_close(losses.total, 0.7 * replay + 0.3 * consistency)
 
 
+def test_jitter_against_slow_loops(beyond):
+    """A crop is read between pixels in straight lines, those beyond the edge as 0; then colours, contrast and light."""
+    images = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(4))
+    made = beyond.jittered(images, 0.4, torch.Generator().manual_seed(5))
+    uniforms = torch.rand(6, 3, 1, 1, 1, generator=torch.Generator().manual_seed(5)).flatten(1).tolist()
+    for i, (size, down, right, *colours) in enumerate(zip(*uniforms, strict=True)):
+        side, wanted = 1 - 0.2 * size, torch.zeros(2, 4, 4)
+        for row in range(4):
+            for column in range(4):
+                # Pixel 0 covers 0 to 1, so its middle is at 0.5; the picture's middle is at 2.
+                at = [
+                    2 + 2 * (side * ((place + 0.5) / 2 - 1) + (1 - side) * (2 * shift - 1)) - 0.5
+                    for place, shift in ((row, down), (column, right))
+                ]
+                for r in (math.floor(at[0]), math.floor(at[0]) + 1):
+                    for c in (math.floor(at[1]), math.floor(at[1]) + 1):
+                        if 0 <= r < 4 and 0 <= c < 4:
+                            near = (1 - abs(at[0] - r)) * (1 - abs(at[1] - c))
+                            wanted[:, row, column] += near * images[i, :, r, c]
+        saturation, contrast, light = (0.4 * (2 * each - 1) for each in colours)
+        wanted += saturation * (wanted - wanted.mean(0))
+        wanted += contrast * (wanted - wanted.mean()) + light
+        torch.testing.assert_close(made[i], wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_average_sees_unmixed_draws_only(beyond):
     learner = learn(beyond.Candidate, mix="cutmix", hold=1.0)
     norm, convolution = learner.average[1], learner.average[0]
@@ -158,6 +184,7 @@ COMBINATIONS = [
     {"asymmetric": True, "mix": "cutmix", "decay": 0.9},
     {"asymmetric": True, "mix": "cutmix", "hold": 0.5, "balanced": True},
     {"adjusted": True, "mix": "mixup", "regularizer": "l2"},
+    {"target": "stored", "jitter": 0.4},
 ]
 
 
@@ -168,12 +195,19 @@ def test_contract(beyond, settings):
     check_learner(beyond.Candidate, config)
 
 
+FINAL = {"target", "decay", "asymmetric", "adjusted", "balanced"}
+
+
 def beyond_or_ballast(config):
-    """Ballast, if it has these settings."""
-    return "ballast" if {name for name, _ in config.settings} <= {"decay", "asymmetric", "adjusted"} else "beyond"
+    """Ballast, if it has these settings and an average."""
+    settings = dict(config.settings)
+    return "ballast" if settings.keys() <= FINAL and settings.get("decay") != 0 else "beyond"
 
 
-@pytest.mark.parametrize("ideas", [{}, {"asymmetric": True}, {"adjusted": True, "balanced": True}], ids=str)
+IDEAS = [{}, {"asymmetric": True}, {"adjusted": True, "balanced": True}, {"target": "stored"}]
+
+
+@pytest.mark.parametrize("ideas", IDEAS, ids=str)
 def test_ballast_computes_the_same_weights_as_the_candidate(beyond, ideas):
     """Results of a candidate at full length are results of the method that it became."""
     candidate, method = (learn(kind, beta=0.2, decay=0.9, **ideas) for kind in (beyond.Candidate, Ballast))

@@ -182,7 +182,7 @@ class WeightsAndBiases(_Friend):
     def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
         import wandb
 
-        continued = {"id": self.run_id, "resume": "must"} if self.run_id else {}
+        continued: dict[str, Any] = {"id": self.run_id, "resume": "must"} if self.run_id else {}
         self._run = wandb.init(project=where, name=name or None, config=config, reinit="create_new", **continued)
         self.run_id = self._run.id
 

@@ -20,6 +20,8 @@ from learners.conftest import (
     tiny_run,
 )
 
+IDEAS = [{}, {"asymmetric": True}, {"adjusted": True}, {"target": "stored"}]
+
 
 def ballast(model, **options) -> Ballast:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -34,7 +36,7 @@ def adjustment(*labels):
 
 @pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
 @pytest.mark.parametrize("replay_size", [5, None])
-@pytest.mark.parametrize("ideas", [{}, {"asymmetric": True}, {"adjusted": True}], ids=str)
+@pytest.mark.parametrize("ideas", IDEAS, ids=str)
 def test_ten_steps(kind, replay_size, ideas):
     model = network(kind)
     reference, average = (plain_copy(kind, model) for _ in range(2))
@@ -51,7 +53,8 @@ def test_ten_steps(kind, replay_size, ideas):
             drawn = buffer.draws[-1]
             assert len(drawn.y) == min(replay_size or 8, 8 * step, 20)
             now, steady = reference(drawn.x), average(drawn.x).detach()
-            squares = [(a - b) ** 2 for a, b in zip(now.flatten(), steady.flatten(), strict=True)]
+            target = drawn.logits if "target" in ideas else steady
+            squares = [(a - b) ** 2 for a, b in zip(now.flatten(), target.flatten(), strict=True)]
             consistency = sum(squares) / len(squares)
             if "asymmetric" in ideas:
                 absent = sorted(seen - set(y.tolist()))
@@ -96,7 +99,7 @@ def test_a_refused_step_leaves_no_trace():
     assert torch.equal(learner.seen, seen)
 
 
-@pytest.mark.parametrize("ideas", [{}, {"asymmetric": True}, {"adjusted": True}], ids=str)
+@pytest.mark.parametrize("ideas", IDEAS, ids=str)
 def test_it_remembers_what_sgd_forgets(ideas):
     assert tiny_run("sgd").accuracy < 25
     assert tiny_run("ballast", decay=0.95, **ideas).accuracy > 55
@@ -107,6 +110,7 @@ def test_it_remembers_what_sgd_forgets(ideas):
     [
         ({"beta": -0.1}, "beta must be a finite number of at least 0, not -0.1"),
         ({"alpha": float("inf")}, "alpha must be a finite number"),
+        ({"target": "mean"}, "unknown target 'mean'"),
         ({"decay": 1.1}, "decay must lie between 0 and 1, not at 1.1"),
         ({"loss": torch.nn.functional.mse_loss}, "leave out loss="),
         ({"replay_size": 0}, "replay_size must be at least 1"),

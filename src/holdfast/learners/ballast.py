@@ -24,16 +24,20 @@ from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs
 from holdfast.nested import Nested, rows, split
+from holdfast.registry import unknown_name
 
 __all__ = ["Ballast"]
+
+TARGETS = ("average", "stored")
 
 
 @LEARNERS.register("ballast", "replay, held to one averaged network, which is evaluated")
 class Ballast(ReplayLearner):
     """Replay of one draw, held to the answers of an averaged network.
 
-    loss = CE(minibatch) + alpha * CE(draw) + beta * MSE(outputs now, outputs of the average; draw)
+    loss = CE(minibatch) + alpha * CE(draw) + beta * MSE(outputs now, target; draw)
 
+    The target is what the average answers or, with `target="stored"`, what the network answered when it saw the sample.
     After each step the average moves: w <- d * w + (1 - d) * network, where d is `decay`, at first limited to 1 -
     1/step. It stays in training mode and sees draws only, so that its BatchNorm statistics are those of all classes. It
     is evaluated.
@@ -46,6 +50,7 @@ class Ballast(ReplayLearner):
 
     alpha: weight of the draw's cross-entropy. Default: 1.
     beta: weight of the distance from the average. Default: 1.
+    target: "average" or "stored". Default: "average".
     decay: how slowly the average moves, 0 to 1. Default: 0.999.
     asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it. Default: False.
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
@@ -53,6 +58,7 @@ class Ballast(ReplayLearner):
     """
 
     grows = False
+    stores_outputs = True
     own_state = ("average", "updates", "seen")
 
     def __init__(
@@ -62,6 +68,7 @@ class Ballast(ReplayLearner):
         *,
         alpha: float = 1.0,
         beta: float = 1.0,
+        target: str = "average",
         decay: float = 0.999,
         asymmetric: bool = False,
         adjusted: bool = False,
@@ -70,9 +77,11 @@ class Ballast(ReplayLearner):
         super().__init__(model, optimizer, **shared)
         check_weights(alpha=alpha, beta=beta)
         check_shares(decay=decay)
+        if target not in TARGETS:
+            raise unknown_name("target", target, list(TARGETS))
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
-        self.alpha, self.beta, self.decay = alpha, beta, decay
+        self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
         self.asymmetric, self.adjusted = asymmetric, adjusted
         self.average = deepcopy(self.model).requires_grad_(False)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -90,11 +99,12 @@ class Ballast(ReplayLearner):
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         sizes = [rows(y), rows(drawn.y)]
         view = self.view(x, drawn.x)
-        with torch.no_grad():  # in the same view as the network
+        with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
             steady = self.forward(split(view, sizes)[1], self.average)
         outputs, now = self.forward_parts(view, sizes)
         self.check_labels(y, outputs)
-        offer, consistency = self.offer(x, y, outputs), F.mse_loss(now, steady)
+        offer = self.offer(x, y, outputs)
+        consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.asymmetric:
             outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         if self.adjusted:
