@@ -1,13 +1,13 @@
 """Candidates for a method past the published ones, each beside the others on a validation split.
 
     python benchmarks/beyond.py --list
-    python benchmarks/beyond.py --seconds 540 --out beyond --summary beyond.json
+    python benchmarks/beyond.py --seconds 540 --out beyond --summary beyond.jsonl
     python benchmarks/beyond.py --full best --buffer-size 200 --buffer-size 500 --seeds 3 --out beyond --small best
 
 One learner holds all ideas as settings, so that each can be tried alone and together with others. Runs are short
 (--epochs) and are tested on a tenth of the training samples, never on the test set: all candidates once, then all of
 them with the next seed. Runs whose results are there are passed over, so a second call continues the first. The
-summary has one row per candidate: settings, n, mean, spread.
+summary has a line of JSON per candidate, the best first.
 
 With --full NAME, one candidate is run at the benchmark's full length, without a validation split: every buffer size
 with the first seed, then with the next. It is run as `ballast` if that has all its settings. "best" is the candidate
@@ -330,26 +330,37 @@ def full_name(config: RunConfig) -> str:
 
 
 def summary(runs: dict[str, list[RunConfig]], out: Path) -> list[dict[str, Any]]:
-    """One row per candidate that has results, the best first."""
-    found, lines = load_results(out), []
+    """One row per candidate that has results, the best first: a line of results/beyond/candidates.jsonl."""
+    found, table = load_results(out), []
     for name, configs in runs.items():
-        stored = [each for each in map(found.get, configs) if each is not None]
-        values = [condensed(each)["accuracy"] for each in stored]
-        if values:
-            spread = stdev(values) if len(values) > 1 else None
-            lines.append({"candidate": name, "n": len(values), "mean": fmean(values), "spread": spread})
-            lines[-1] |= {"accuracies": values, "settings": CANDIDATES[name]}
-            lines[-1] |= {each: getattr(configs[0], each) for each in ("epochs", "buffer_size", "validation")}
-            lines[-1] |= {"seconds": [round(each.result.seconds, 1) for each in stored]}
-    return sorted(lines, key=lambda line: -line["mean"])
+        stored = [condensed(each) for each in map(found.get, configs) if each is not None]
+        if stored:
+            config, place = configs[0], stored[0]["environment"]
+            table.append(
+                {
+                    "candidate": name,
+                    "network": config.model,
+                    **{each: getattr(config, each) for each in ("epochs", "buffer_size", "validation")},
+                    "seeds": [each["seed"] for each in stored],
+                    "accuracies": [each["accuracy"] for each in stored],
+                    "last": [each["accuracy_matrix"][-1] for each in stored],
+                    "task_il": [each["task_il_accuracy"] for each in stored],
+                    "settings": CANDIDATES[name],
+                    "fingerprints": [each["fingerprint"] for each in stored],
+                    "device": place["device"],
+                    "precision": config.precision,
+                    "commit": place["commit"],
+                }
+            )
+    return sorted(table, key=lambda row: -fmean(row["accuracies"]))
 
 
 def best(table: list[dict[str, Any]]) -> str:
     """The candidate with the highest mean; those with fewer runs than most have are left out."""
     if not table:
         raise UsageError("no candidate has a result under --out: run the short runs first, or name the candidate.")
-    usual = median_low([line["n"] for line in table])
-    name: str = next(line["candidate"] for line in table if line["n"] >= usual)
+    usual = median_low([len(row["accuracies"]) for row in table])
+    name: str = next(row["candidate"] for row in table if len(row["accuracies"]) >= usual)
     return name
 
 
@@ -380,11 +391,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(path)
         return 0
     table = summary(runs, options.out)
-    for line in table:
-        spread = "" if line["spread"] is None else f" +- {line['spread']:.2f}"
-        print(f"{line['mean']:6.2f}{spread} ({line['n']})  {line['candidate']}")
+    for row in table:
+        values = row["accuracies"]
+        spread = f" +- {stdev(values):.2f}" if len(values) > 1 else ""
+        print(f"{fmean(values):6.2f}{spread} ({len(values)})  {row['candidate']}")
     if options.summary:
-        options.summary.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+        options.summary.write_text("".join(json.dumps(row) + "\n" for row in table), "utf-8")
     return 0
 
 
@@ -402,7 +414,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="for every run; may be repeated"
     )
     parser.add_argument("--out", type=Path, default=Path("beyond"), help="results, and states of runs in flight")
-    parser.add_argument("--summary", type=Path, help="JSON file for the table of the short runs")
+    parser.add_argument("--summary", type=Path, help="file for the table of the short runs, a line of JSON each")
     parser.add_argument("--small", type=Path, default=Path("results"), help="folder for results at full length")
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--reserve", type=float, default=40, help="of these, for saving states")

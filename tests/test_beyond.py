@@ -6,6 +6,7 @@ import math
 import sys
 from copy import deepcopy
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -252,9 +253,9 @@ def test_full_length_stretches_the_decay_and_takes_turns(beyond):
 
 def test_best_of_those_with_enough_runs(beyond):
     table = [
-        {"candidate": "once", "n": 1, "mean": 70.0},
-        {"candidate": "twice", "n": 2, "mean": 69.0},
-        {"candidate": "also", "n": 2, "mean": 60.0},
+        {"candidate": "once", "accuracies": [70.0]},
+        {"candidate": "twice", "accuracies": [69.0, 68.0]},
+        {"candidate": "also", "accuracies": [60.0, 61.0]},
     ]
     assert beyond.best(table) == "twice"
     with pytest.raises(hf.UsageError, match="no candidate has a result"):
@@ -262,13 +263,16 @@ def test_best_of_those_with_enough_runs(beyond):
 
 
 def test_short_runs_then_the_best_at_full_length(beyond, tmp_path, capsys):
-    out, table, small = tmp_path / "out", tmp_path / "table.json", tmp_path / "small"
+    out, table, small = tmp_path / "out", tmp_path / "table.jsonl", tmp_path / "small"
     tiny = ["--benchmark", "seq-mnist", "--set", "tasks=2", "--set", "train_limit=60", "--device", "cpu"]
     names = ["average as target", "average as target, asymmetric"]
     common = [*tiny, "--out", str(out), "--buffer-size", "20", *(part for name in names for part in ("--only", name))]
     assert beyond.main([*common, "--epochs", "1", "--summary", str(table)]) == 0
-    lines = json.loads(table.read_text())
-    assert {(line["candidate"], line["n"], line["validation"]) for line in lines} == {(name, 2, 0.1) for name in names}
+    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    assert {(line["candidate"], line["validation"]) for line in lines} == {(name, 0.1) for name in names}
+    for line in lines:
+        assert line["seeds"] == [0, 1]
+        assert line["accuracies"] == pytest.approx([fmean(tasks) for tasks in line["last"]])
     full = ["--epochs", "1", "--full", "best", "--buffer-size", "30", "--seeds", "2", "--small", str(small)]
     assert beyond.main([*common, *full]) == 0
     assert f"at full length: {lines[0]['candidate']}" in capsys.readouterr().out
