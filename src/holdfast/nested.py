@@ -1,6 +1,7 @@
 """Minibatches of several tensors: dicts, tuples and lists of tensors, nested as deep as one likes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,12 +71,16 @@ def fills_of(names: Iterable[str], padding: Mapping[str, float]) -> dict[str, fl
 
     It names a tensor ("x['ids']"), one of x or y by its key ("ids"), or all whose names begin so ("x", "logits").
     """
-    found = {}
-    for name in names:
-        meant = [key for key in padding if name in (key, f"x[{key!r}]", f"y[{key!r}]") or name.startswith(f"{key}[")]
-        if meant:
-            found[name] = padding[max(meant, key=len)]  # the longest says most exactly which tensor is meant
-    return found
+    keys = tuple(padding)
+    meant = {name: _meant(name, keys) for name in names}
+    return {name: padding[key] for name, key in meant.items() if key is not None}
+
+
+@lru_cache(maxsize=1000)  # every step asks several times for the same names, and making texts is slow
+def _meant(name: str, keys: tuple[str, ...]) -> str | None:
+    """The key that says most exactly that this tensor is meant, if one does."""
+    found = [key for key in keys if name in (key, f"x[{key!r}]", f"y[{key!r}]") or name.startswith(f"{key}[")]
+    return max(found, key=len, default=None)
 
 
 def pad(values: Sequence[Nested], padding: Mapping[str, float] | None, name: str) -> list[Nested]:

@@ -11,7 +11,7 @@ from holdfast.buffer.layout import Column, Layout, is_answer
 from holdfast.errors import UsageError
 from holdfast.nested import fills_of, pad_to
 
-__all__ = ["Packing", "bytes_of", "check_lengths", "pack", "unpack"]
+__all__ = ["Packing", "bytes_of", "check_lengths", "lengths_of", "pack", "unpack"]
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
@@ -61,6 +61,18 @@ def check_lengths(parts: Mapping[str, Tensor], padding: Mapping[str, float]) -> 
     return fills
 
 
+def lengths_of(parts: Mapping[str, Tensor], fills: Mapping[str, float]) -> Tensor:
+    """How many positions each of B samples has up to the last one that is no padding, (B,) int64; at least 1.
+
+    `fills` are those of the tensors that vary in length; answers of the network do not count.
+    """
+    marks = [parts[name] != fill for name, fill in fills.items() if not is_answer(name)]
+    filled, *others = (mark.flatten(2).any(dim=2) if mark.dim() > 2 else mark for mark in marks)
+    for mark in others:
+        filled = filled.logical_or_(mark)
+    return (filled * torch.arange(1, filled.shape[1] + 1, device=filled.device)).amax(dim=1).clamp_(min=1)
+
+
 class Packing:
     """How samples of different length are stored: one tensor after the other, cut to the sample's length.
 
@@ -85,12 +97,8 @@ class Packing:
         return (size - self._fixed) // self._step
 
     def lengths(self, parts: Sequence[Tensor]) -> Tensor:
-        """How many positions each of B samples has up to the last one that is no padding, (B,) int64; at least 1."""
-        named = zip(self.names, parts, strict=True)
-        marks = [part != self.fills[name] for name, part in named if name in self.fills and not is_answer(name)]
-        marks = [mark.flatten(2).any(dim=2) if mark.dim() > 2 else mark for mark in marks]
-        filled = torch.stack(marks).any(dim=0)
-        return torch.where(filled, torch.arange(1, filled.shape[1] + 1, device=filled.device), 1).amax(dim=1)
+        """What `lengths_of` says of padded tensors."""
+        return lengths_of(dict(zip(self.names, parts, strict=True)), self.fills)
 
     def longest(self, parts: Sequence[Tensor]) -> int:
         """The number of positions of padded tensors, 0 if none varies in length."""
@@ -111,6 +119,8 @@ class Packing:
         Waits for the device, unless the samples' `lengths` are known.
         """
         lengths = self.lengths(parts).tolist() if lengths is None else lengths
+        if min(lengths, default=0) == self.longest(parts):  # nothing to cut off, so one call makes all of them bytes
+            return [row.clone() for row in pack(parts)]
         rows = zip(*(_rows(part).unbind() for part in parts), strict=True)
         return [
             torch.cat([whole[:size] for whole, size in zip(row, self._sizes(length), strict=True)])

@@ -64,8 +64,8 @@ class RaggedMemory(Storage):
         copies = self._copied(parts)
         if copies is None:
             copies = self._bytes_of(parts, lengths)
-        if not self._samples:
-            _check_room(self.capacity * max(map(len, copies), default=0), self.home)
+            if not self._samples:
+                _check_room(self.capacity * max(map(len, copies), default=0), self.home)
         self._copies[parts[0]] = [(weakref.ref(part), _version(part)) for part in parts], copies
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:

@@ -22,7 +22,7 @@ from holdfast.buffer.layout import (
     parts_of,
 )
 from holdfast.buffer.memory import Memory
-from holdfast.buffer.packing import Packing, check_lengths
+from holdfast.buffer.packing import check_lengths, lengths_of
 from holdfast.buffer.ragged import RaggedFolder, RaggedMemory
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, fills_of, outline, rebuild
@@ -196,18 +196,19 @@ class Reservoir:
         None if the buffer cannot tell. Nothing is decided: `add` draws the same numbers again. Waits for the device.
         """
         parts, count = parts_of(x, y)
-        state = self.generator.get_state()
+        lengths = None if self.padding is None else lengths_of(parts, check_lengths(parts, self.padding))
+        state, before = self.generator.get_state(), (self._offered, self._holes)
+        if self._offered + count <= self.capacity and not self._holes:  # every policy fills the slots in order
+            rows = torch.arange(count)
+            return Plan(
+                count, rows, rows + self._offered, None if lengths is None else lengths.tolist(), 0, before, state
+            )
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         self.generator.set_state(state)
         slots, filled = self._slots(uniforms, y)
-        found = [slots]
-        if self.padding is not None:
-            fills = check_lengths(parts, self.padding)
-            found.append(Packing(layout_of(parts, fills), self.padding).lengths(list(parts.values())))
-        slots, *lengths = torch.stack(found).cpu()
+        slots, *known = torch.stack([slots] if lengths is None else [slots, lengths]).cpu()
         rows = (slots < self.capacity).nonzero().squeeze(1)
-        counts = lengths[0][rows].tolist() if lengths else None
-        return Plan(count, rows, slots[rows], counts, filled, (self._offered, self._holes), state)
+        return Plan(count, rows, slots[rows], known[0][rows].tolist() if known else None, filled, before, state)
 
     def reserve(self, x: Nested, y: Nested, logits: Nested | None = None, plan: Plan | None = None) -> None:
         """Take the memory or disk space that `add` needs for these samples, so that a step cannot fail after it.

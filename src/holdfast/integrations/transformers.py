@@ -183,8 +183,9 @@ class ReplayMixin:
         """The number of supervised positions. The Trainer counts the first token of GPT-2's samples, which is none."""
         counted = batch_samples
         if batch_samples and isinstance(batch_samples[0].get("labels"), Tensor):
-            targets = [_targets(self.model, batch) for batch in batch_samples]
-            counted = [{"labels": each, "shift_labels": each} for each in targets]
+            for batch in batch_samples:
+                batch["shift_labels"] = _targets(self.model, batch)  # the step need not make them again
+            counted = [dict.fromkeys(LABELS, batch["shift_labels"]) for batch in batch_samples]
         return super()._get_num_items_in_batch(counted, device)  # type: ignore[misc]
 
     def _minibatch(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:

@@ -153,10 +153,10 @@ def largest_label(y: Tensor, positions: bool) -> int:
     """
     signed = y.to(torch.int64)
     if positions:
-        ignored, last = signed == IGNORED, torch.iinfo(torch.int64).max
-        extremes = signed.masked_fill(ignored, last).amin(), signed.masked_fill(ignored, -last).amax()
-        low, high = torch.stack(extremes).tolist()  # both at once: the host waits for them
-        if high == -last:
+        # The largest label takes the place of those that do not count; it is one of them if there are no others.
+        most = signed.amax()
+        low, high = torch.stack([torch.where(signed == IGNORED, most, signed).amin(), most]).tolist()  # waits once
+        if low == high == IGNORED:
             raise UsageError(
                 f"no position is supervised: all labels are {IGNORED}, or mask counts none that has a label. Leave "
                 "such minibatches out."
