@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast import checkpoint
 from holdfast.buffer import BalancedReservoir, Reservoir, ShardedReservoir, packing, ragged
-from holdfast.nested import leaves, pad
+from holdfast.nested import leaves, pad, transform
 from holdfast.rng import generator
 
 from .test_folder import ACTIONS, FORK, files_limited_to, live_through
@@ -96,6 +96,27 @@ def test_the_same_samples_are_stored_and_drawn_as_if_padded(tmp_path, storage, p
         again.load_state_dict(one.state_dict())
         assert_same(again.contents(), other.contents())
         assert_same(again.sample(4), other.sample(4))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_plan_stores_what_is_stored_without_one(tmp_path, storage, policy):
+    """While there is room, when it is just enough, when there is none, and after samples were forgotten."""
+    planned, other = make(place(tmp_path, storage), policy=policy), make(policy=policy)
+    start = 0
+    for step, size in enumerate((3, 1, 6, 2, 30, 5, 7)):
+        x, y, logits = batch(range(start, start + size))
+        start += size
+        plan = planned.plan(x, y)
+        chosen = [transform(lambda part, rows=plan.rows: part[rows], each) for each in (x, y, logits)]
+        planned.reserve(*chosen, plan)
+        planned.add(*chosen, plan)
+        other.add(x, y, logits)
+        if step == 4:
+            for each in (planned, other):
+                each.forget(lambda stored: stored.x["flag"])
+        assert_same(planned.contents(), other.contents())
+        assert_same(planned.sample(4), other.sample(4))
 
 
 @given(
