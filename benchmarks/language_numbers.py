@@ -32,8 +32,8 @@ Record = dict[str, Any]
 # --- compact files ---------------------------------------------------------------------------------------------------
 
 
-def pack(folder: Path, overhead: Path | None, data: Path, out: Path = FOLDER) -> None:
-    """Write what language.py and trainer_overhead.py left as lines of JSON; what all runs share becomes one line."""
+def pack(folder: Path, data: Path, out: Path = FOLDER) -> None:
+    """Write what language.py left as lines of JSON; what all runs share becomes one line."""
     runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*-seed*.json"))]
     tuning, speed = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("tuning", "speed"))
     with np.load(data) as file:
@@ -46,10 +46,6 @@ def pack(folder: Path, overhead: Path | None, data: Path, out: Path = FOLDER) ->
     _write(out / "tuning.jsonl", sorted((_line(run) for run in tuning["trials"]), key=_order))
     measured = {"buffer": speed["run"]["buffer"], "buffer_steps": speed["run"]["steps"]}
     _write(out / "speed.jsonl", [_without(each, "about") | measured for each in speed["alone"]])
-    if overhead is not None:
-        found = json.loads(overhead.read_text("utf-8"))
-        rest = _without(found, "steps")
-        _write(out / "overhead.jsonl", [{"kind": kind, **each, **rest} for kind, each in found["steps"].items()])
 
 
 def _shared(runs: list[Record]) -> Record:
@@ -110,7 +106,6 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             for name, others in _questions(arms).items()
         },
         "speed": _beside(read("speed", folder), "method", "plain", ("seconds_per_step", "peak_memory_bytes")),
-        "overhead": {each["kind"]: each for each in read("overhead", folder)},
     }
     made["load"] = _load(made["arms"], 3 * settings["steps"])
     made["clear"] = _clear(made["pairs"], settings["domains"])
@@ -228,11 +223,10 @@ def _load(arms: Record, steps: int) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, help="the folder that language.py wrote")
-    parser.add_argument("--overhead", type=Path, help="what trainer_overhead.py printed")
     parser.add_argument("--data", type=Path, default=ROOT / "build" / "domains.npz", help="what domains.py wrote")
     arguments = parser.parse_args()
     if arguments.pack is not None:
-        pack(arguments.pack, arguments.overhead, arguments.data)
+        pack(arguments.pack, arguments.data)
     print(json.dumps(numbers(), indent=1))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,17 +20,8 @@ from holdfast.report import gather, markdown_table
 
 DOCS = Path(__file__).resolve().parent
 BEYOND = DOCS.parent / "results" / "beyond"
-COMMANDS = "<!-- commands -->"
-OVERHEAD = "<!-- overhead -->"
-RATES = "<!-- rates -->"
-STARTS = "<!-- starts -->"
-TURNS = "<!-- turns -->"
-AGREEMENT = "<!-- agreement -->"
-FIELD = "<!-- field -->"
-SOURCES = "<!-- sources -->"
-CHAOS = "<!-- chaos -->"
+TABLE = re.compile(r"<!-- (\w+) -->")
 CANDIDATES = re.compile(r"<!-- candidates: (\w+) -->")
-LAG = "<!-- lag -->"
 LANGUAGE = re.compile(r"<!-- language: (\w+) -->")
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")
@@ -46,11 +38,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as it is built: called by mkdocs for every page."""
-    tables = ((COMMANDS, commands), (OVERHEAD, overhead), (RATES, rates), (STARTS, starts), (TURNS, turns))
-    tables += ((AGREEMENT, agreement), (FIELD, field), (SOURCES, sources), (CHAOS, chaos), (LAG, lag))
-    for mark, made in tables:
-        if mark in markdown:
-            markdown = markdown.replace(mark, made())
+    markdown = TABLE.sub(lambda match: TABLES[match[1]]() if match[1] in TABLES else match[0], markdown)
     markdown = CANDIDATES.sub(lambda match: candidates(match[1]), markdown)
     markdown = LANGUAGE.sub(lambda match: language(match[1]), markdown)
     markdown = FINDINGS.sub(lambda match: findings(DOCS.parent / match[1]), markdown)
@@ -110,6 +98,31 @@ def candidates(network: str) -> str:
     return "\n".join([*lines, ""])
 
 
+def full() -> str:
+    """The accuracies on S-CIFAR-10 at full length of `ballast` and of the methods that it builds on."""
+    chosen = ["benchmark=seq-cifar10", "metric=accuracy", *(f"buffer_size={size}" for size in (200, 500))]
+    chosen += [f"method={method}" for method in ("er", "er-ace", "mse", "clser", "ballast")]
+    experiment = replace(EXPERIMENTS["field"].select(chosen), caveat="")
+    return markdown_table(experiment, gather([DOCS.parent / "results"]))
+
+
+def tasks() -> str:
+    """Accuracy on each task at the end, of mse and `ballast` on S-CIFAR-10 at full length."""
+    lines = ["| | buffer | seeds | task 1 | task 2 | task 3 | task 4 | task 5 |", f"|---|{7 * '---:|'}"]
+    for size in (200, 500):
+        for method in ("mse", "ballast"):
+            rows = last_rows(method, size)
+            means = " | ".join(f"{fmean(column):.1f}" for column in zip(*rows, strict=True))
+            lines += [f"| {method} | {size} | {len(rows)} | {means} |"]
+    return "\n".join([*lines, ""])
+
+
+def last_rows(method: str, size: int) -> list[list[float]]:
+    """The accuracy on each task at the end of every S-CIFAR-10 run of a method."""
+    files = sorted((DOCS.parent / "results" / "seq-cifar10").glob(f"{method}-{size}-seed?.json"))
+    return [json.loads(path.read_text("utf-8"))["accuracy_matrix"][-1] for path in files]
+
+
 def lag() -> str:
     """Accuracy on seq-mnist over how much of a task the average remembers, a row per share, a column per idea."""
     rows, ideas = _lines("lag.jsonl"), {"": "neither", "adjusted=True": "adjusted", "asymmetric=True": "asymmetric"}
@@ -157,14 +170,13 @@ def agreement() -> str:
 
 
 def language(kind: str) -> str:
-    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs, cost or overhead."""
+    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs or cost."""
     found = json.loads((DOCS / "pictures" / "language-models.json").read_text("utf-8"))
     made = {
         "perplexity": lambda: _perplexities(found, [name for name in found["arms"] if not name.startswith("lora-")]),
         "lora": lambda: _perplexities(found, [name for name in found["arms"] if name.startswith("lora-")]),
         "pairs": lambda: _pairs(found),
         "cost": lambda: _cost(found),
-        "overhead": lambda: _trainer_overhead(found),
     }
     return "\n".join([*made[kind](), ""])
 
@@ -227,19 +239,20 @@ def _cost(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _trainer_overhead(found: dict[str, Any]) -> list[str]:
-    """A row per kind of trainer: the time of a step, and that time by the Trainer's."""
+def trainer() -> str:
+    """What benchmarks/trainer_overhead.py found on a GPU: the time of a step, and that time by the Trainer's."""
     titles = {
         "Trainer": "`Trainer`",
         "nothing": "`ReplayTrainer`, samples stored and none drawn",
         "quarter": "`ReplayTrainer`, a quarter drawn",
-        "fixed": "the same with `fixed_length=True`",
     }
-    lines = ["| | a step | beside `Trainer` |", "|---|---:|---:|"]
+    lines = ["| | a step | beside `Trainer` | shortest steps |", "|---|---:|---:|---:|"]
+    steps = json.loads((DOCS / "trainer-h200.json").read_text("utf-8"))["steps"]
     for kind, title in titles.items():
-        each = found["overhead"][kind]
-        lines += [f"| {title} | {1000 * each['seconds']:.1f}{SPACE}ms | {each['ratio']:.2f} |"]
-    return lines
+        each = steps[kind]
+        ratios = f"{each['ratio']:.2f} | {each['least_ratio']:.2f}"
+        lines += [f"| {title} | {1000 * each['seconds']:.1f}{SPACE}ms | {ratios} |"]
+    return "\n".join([*lines, ""])
 
 
 def findings(path: Path) -> str:
@@ -376,3 +389,21 @@ def _paragraphs(text: str) -> list[str]:
 def _text(text: str | None) -> str:
     """One line, with what Markdown would take for markup left as it is."""
     return " ".join((text or "").split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+TABLES = {
+    "agreement": agreement,
+    "chaos": chaos,
+    "commands": commands,
+    "field": field,
+    "full": full,
+    "lag": lag,
+    "overhead": overhead,
+    "rates": rates,
+    "sources": sources,
+    "starts": starts,
+    "tasks": tasks,
+    "trainer": trainer,
+    "turns": turns,
+}
+"""What makes the tables that pages ask for by name."""
