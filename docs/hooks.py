@@ -264,8 +264,9 @@ def findings(path: Path) -> str:
         columns += ["accuracy on corrupted (%)"] * corrupted
         lines += [f"| method | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
         lines += [*(_method(one, corrupted) for one in found.summaries), ""]
-        lines += ["| claim | | |", "|---|---|---|"]
-        lines += [f"| {claim.statement} | {claim.outcome} | {claim.detail} |" for claim in found.claims]
+        if found.claims:
+            lines += ["| claim | | |", "|---|---|---|"]
+            lines += [f"| {claim.statement} | {claim.outcome} | {claim.detail} |" for claim in found.claims]
     return "\n".join([*lines, ""])
 
 

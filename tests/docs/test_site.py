@@ -171,8 +171,9 @@ def test_the_tables_of_language_models_are_as_computed(pages):
         assert " ".join(last) in shown
     for each in (each for others in found["pairs"].values() for each in others.get("replay-2", {}).values()):
         assert f"{each['ratio']:.2f} ({each['interval'][0]:.2f} to {each['interval'][1]:.2f})" in shown
-    for each in found["overhead"].values():
-        assert f"{1000 * each['seconds']:.1f} ms {each['ratio']:.2f}" in shown
+    measured = json.loads((ROOT / "docs" / "trainer-h200.json").read_text("utf-8"))
+    for each in measured["steps"].values():
+        assert f"{1000 * each['seconds']:.1f} ms {each['ratio']:.2f} {each['least_ratio']:.2f}" in shown
     assert found["speed"].keys() == found["load"].keys()
 
 
@@ -193,6 +194,20 @@ def test_findings_come_from_the_analysis(pages):
     assert all(claim.detail in shown for claim in more.claims)
     assert {each.seeds for each in more.summaries} == {(2,)}, "the page says so"
     assert len(more.summaries) == 5
+    own, others = read_findings(
+        ROOT / "results" / "seq-cifar10" / "analysis" / "buffer-500-corrupted" / "analysis.json"
+    )
+    assert [(each.label, len(each.seeds)) for each in own.summaries] == [("ballast", 2)]
+    assert [(each.label, len(each.seeds)) for each in others.summaries][-1] == ("ballast", 1)
+    assert len(others.summaries) == 7
+    (er,) = (each for each in found.summaries if each.label == "er")
+    for each in (*own.summaries, *others.summaries):
+        assert each.ece.mean < er.ece.mean
+        assert each.recency_gap.mean < er.recency_gap.mean
+        assert each.mra.mean > er.mra.mean
+        assert f"{each.accuracy.mean:.1f} {each.ece.mean:.1f}" in " ".join(shown.split())
+    robust = sorted(others.summaries, key=lambda each: each.mra.mean)
+    assert (robust[0].label, robust[-1].label) == ("kl", "l1"), "the page says so"
 
 
 def test_the_overhead_is_as_measured(pages):
