@@ -4,9 +4,10 @@
     python benchmarks/work_off.py --list
 
 Stops in time. Runs in flight save their state under --out, and the next call with the same --out continues them.
-Results are folders as `holdfast run` writes them. With --small, each is also written as one JSON file without logits
-and weights, named as those under results/. Needs the packages of Holdfast itself, no extras, and the data sets in
-place (--data).
+Several processes may work off one queue with the same --out: each run is carried out by one of them. Results are
+folders as `holdfast run` writes them. With --small, each is also written as one JSON file without logits and weights,
+named as those under results/, as soon as its run has ended. Needs the packages of Holdfast itself, no extras, and the
+data sets in place (--data).
 """
 
 from __future__ import annotations
@@ -105,13 +106,23 @@ def work_off(
     fleet: int | None = None,
     device: str = "auto",
     data: Path | None = None,
+    small: Path | None = None,
     checkpoint_every: float = 120.0,
 ) -> SweepSummary:
-    """Carry out the runs in order for so many seconds, the last `reserve` of which are for saving states."""
+    """Carry out the runs in order for so many seconds, the last `reserve` of which are for saving states.
+
+    Results are written to `small` as they come, as single files, so that nothing is lost with the machine.
+    """
     runner = FleetRunner(fleet)
+
+    def watch(event: Event) -> None:
+        tell(event)
+        if event.kind == "done" and small is not None:
+            write_small([event.config], out, small)
+
     with time_limit(runner, seconds - reserve, reserve):
         return sweep(
-            configs, out, runner=runner, device=device, data=data, watch=tell, checkpoint_every=checkpoint_every
+            configs, out, runner=runner, device=device, data=data, watch=watch, checkpoint_every=checkpoint_every
         )
 
 
@@ -170,10 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = options.seconds - (time.monotonic() - BEGAN)
     summary = work_off(
         missing, options.out, seconds=left, reserve=options.reserve, fleet=options.fleet, device=options.device,
-        data=options.data,
+        data=options.data, small=options.small,
     )  # fmt: skip
-    if options.small:
-        write_small(missing, options.out, options.small)
     print(f"{len(summary.done)} runs done, {len(summary.failed)} failed, {summary.left} left", flush=True)
     return 1 if summary.failed else 0
 
