@@ -263,6 +263,7 @@ def test_claims_on_the_published_numbers():
         "consistency-beats-er": "holds in 90 of 100",
         "strict-beats-approximate": "holds in 10 of 10",
         "linf-at-the-top": "holds in 6 of 6",
+        "kl-is-weak": "holds in 4 of 4",
         "gain-grows-with-fewer-samples": "holds in 2 of 5",
     }
     assert {claim.outcome for claim in found.values()} == {"not enough data"}
@@ -290,6 +291,22 @@ def test_claims_by_hand(out, store):
     # 200: eight gain 25 %, linf 50 %, kl loses 2.5 %; 500: all gain 10 %
     assert gain.numbers == "gain +24.8 % with 200 samples, +10.0 % with 500"
     assert gain.holds
+
+
+def test_claims_about_many_classes_and_many_tasks_by_hand(out, store):
+    for tasks, er, others in ((5, 20.0, 30.0), (10, 16.0, 26.0), (20, 10.0, 16.0)):
+        accuracies = {"er": er, **dict.fromkeys(REGULARIZERS, others), "kl": others - 2}
+        for method, accuracy in accuracies.items():
+            store(RunConfig.preset("seq-cifar100", method, buffer_size=500).change(tasks=tasks), accuracy)
+    found = by_name(assess(EXPERIMENTS["long-sequences"], load(out), [0]).verdicts)
+    weak = found["kl-is-weak"]
+    assert weak.holds
+    assert weak.checks[0].numbers == "kl 28.00, rank 10 of 10, worst kl 28.00"
+    (gain,) = found["gain-grows-with-more-tasks"].checks
+    # 5 tasks: nine gain 50 %, kl 40 %; 20 tasks: nine gain 60 %, kl 40 %
+    assert gain == ("seq-cifar100, 10 regularizers", "gain +58.0 % with 20 tasks, +49.0 % with 5", True)
+    assert found["gain-grows-with-more-tasks"].published_outcome == "holds in 0 of 1"
+    assert found["gain-grows-with-fewer-samples"].checks == ()
 
 
 def test_claims_ignore_variants_and_other_measures(out, store):

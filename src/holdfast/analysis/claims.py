@@ -19,8 +19,8 @@ __all__ = ["CLASS_IL", "REFERENCE", "Check", "Claim", "Means", "Place", "check_c
 CLASS_IL = ("seq-cifar10", "seq-cifar100", "seq-tinyimagenet")
 REFERENCE = "er"
 """The method all others are compared with."""
-TOP = 3
-"""Ranks that count as the top among ten regularizers; the published numbers have linf at 1 to 3."""
+FEW = 3
+"""Ranks that count as the top of ten regularizers, or as the end; the published numbers have linf at 1 to 3."""
 
 
 class Check(NamedTuple):
@@ -118,29 +118,39 @@ def _strict_beats_approximate(means: Means) -> Iterator[Check]:
             yield Check(str(place), f"strict {strict:.2f}, approximate {approximate:.2f}", strict > approximate)
 
 
-def _linf_at_the_top(means: Means) -> Iterator[Check]:
+def _rank(method: str, first: bool, benchmarks: tuple[str, ...], means: Means) -> Iterator[Check]:
+    """Whether a regularizer is among the first, or else the last, `FEW` of all ten on these benchmarks."""
     for place, by_method in means.items():
-        if place.benchmark in CLASS_IL and all(method in by_method for method in REGULARIZERS):
-            order = sorted(REGULARIZERS, key=lambda method: -by_method[method])
-            rank = order.index("linf") + 1
-            best = f"best {order[0]} {by_method[order[0]]:.2f}"
-            yield Check(str(place), f"linf {by_method['linf']:.2f}, rank {rank} of 10, {best}", rank <= TOP)
+        if place.benchmark in benchmarks and all(each in by_method for each in REGULARIZERS):
+            order = sorted(REGULARIZERS, key=lambda each: -by_method[each])
+            rank = order.index(method) + 1
+            end, name = ("best", order[0]) if first else ("worst", order[-1])
+            numbers = f"{method} {by_method[method]:.2f}, rank {rank} of 10, {end} {name} {by_method[name]:.2f}"
+            yield Check(str(place), numbers, rank <= FEW if first else rank > len(order) - FEW)
 
 
-def _gain_grows_with_fewer_samples(means: Means) -> Iterator[Check]:
-    """The mean relative gain over ER at the smallest buffer against that at the largest, per benchmark and length."""
-    for benchmark, tasks in dict.fromkeys((place.benchmark, place.tasks) for place in means):
-        sizes = sorted(p.buffer_size or 0 for p in means if (p.benchmark, p.tasks) == (benchmark, tasks))
-        few, many = (Place(benchmark, size, tasks) for size in (sizes[0], sizes[-1]))
-        common = [m for m in REGULARIZERS if m in means[few] and m in means[many]]
-        if few == many or not common or REFERENCE not in means[few] or REFERENCE not in means[many]:
-            continue
-        small, large = (
-            fmean(relative_gain("accuracy", means[at][method], means[at][REFERENCE]) for method in common)
-            for at in (few, many)
-        )
-        numbers = f"gain {small:+.1f} % with {few.buffer_size} samples, {large:+.1f} % with {many.buffer_size}"
-        yield Check(f"{benchmark}, {len(common)} regularizers", numbers, small > large)
+def _gain_grows(field: str, unit: str, with_more: bool, means: Means) -> Iterator[Check]:
+    """The mean relative gain over ER at the largest and the smallest value of a place's `field`, all else being equal.
+
+    The claim is that it is the larger one `with_more` of it, or else with less.
+    """
+    alike: dict[tuple[object, ...], list[Place]] = {}
+    for place in means:
+        if REFERENCE in means[place]:
+            rest = tuple(value for name, value in place._asdict().items() if name != field)
+            alike.setdefault(rest, []).append(place)
+    for places in alike.values():
+        ends = [choose(places, key=lambda place: getattr(place, field) or 0) for choose in (max, min)]
+        first, second = ends if with_more else reversed(ends)
+        common = [method for method in REGULARIZERS if method in means[first] and method in means[second]]
+        if first != second and common:
+            there, here = (
+                fmean(relative_gain("accuracy", means[at][method], means[at][REFERENCE]) for method in common)
+                for at in (first, second)
+            )
+            counts = [getattr(place, field) for place in (first, second)]
+            numbers = f"gain {there:+.1f} % with {counts[0]} {unit}, {here:+.1f} % with {counts[1]}"
+            yield Check(f"{first.benchmark}, {len(common)} regularizers", numbers, there > here)
 
 
 def _er_is_worst(quantity: str, sign: int, means: Means) -> Iterator[Check]:
@@ -162,11 +172,25 @@ CLAIMS: dict[str, tuple[str, str, Callable[[Means], Iterator[Check]]]] = {
         f"({', '.join(APPROXIMATE)}).",
         _strict_beats_approximate,
     ),
-    "linf-at-the-top": ("accuracy", f"linf is among the best {TOP} of ten regularizers in Class-IL.", _linf_at_the_top),
+    "linf-at-the-top": (
+        "accuracy",
+        f"linf is among the best {FEW} of ten regularizers in Class-IL.",
+        partial(_rank, "linf", True, CLASS_IL),
+    ),
+    "kl-is-weak": (
+        "accuracy",
+        f"kl is among the worst {FEW} of ten regularizers where there are many classes.",
+        partial(_rank, "kl", False, CLASS_IL[1:]),
+    ),
     "gain-grows-with-fewer-samples": (
         "accuracy",
         "The relative gain over ER is larger with the smallest buffer than with the largest.",
-        _gain_grows_with_fewer_samples,
+        partial(_gain_grows, "buffer_size", "samples", False),
+    ),
+    "gain-grows-with-more-tasks": (
+        "accuracy",
+        "The relative gain over ER is larger with the most tasks than with the fewest.",
+        partial(_gain_grows, "tasks", "tasks", True),
     ),
     "er-is-miscalibrated": ("ece", "er is the most miscalibrated", partial(_er_is_worst, "ECE", 1)),
     "er-favours-the-last-task": (
