@@ -9,9 +9,13 @@ comes from 10,000 resamplings of the rounds.
 floor: the bare matrix products of a step. network: one forward and backward pass of the network alone. by-hand: a step
 written in plain PyTorch with the same draws, losses and update, and nothing else. holdfast: a step of a run, once the
 reservoir takes few samples. no-log: the same without the record of losses. late-log: with losses recorded every 50
-steps. no-add: without the offer to the buffer. add-few: the buffer writes only the rows that it stores.
-small-resnet-N: forward and backward pass of a ResNet-18 of width N on three minibatches of 32 images. channels-last-N:
-the same with the channels last in memory, which rounds otherwise.
+steps. no-add: without the offer to the buffer. add-few: the buffer writes only the rows that it stores. compiled: the
+step by hand, its view, network and losses compiled; `ready_seconds` is what its first step took, compiler included.
+compiled-parts: a step of a run with its losses and the buffer's placement compiled. onednn: the bare products by oneDNN
+in place of PyTorch's choice, rounded otherwise. evaluation: the logits of 10,000 test images. transposed: the same with
+the samples as columns of each layer's product, not as rows. small-resnet-N: forward and backward pass of a ResNet-18 of
+width N on three minibatches of 32 images. channels-last-N: the same with the channels last in memory, which rounds
+otherwise.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -35,17 +41,21 @@ from both_versions import compare
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast import pure
+from holdfast.augment import Normalize
 from holdfast.bench import bare_products, made_up
 from holdfast.buffer import Reservoir
 from holdfast.buffer.memory import Memory
 from holdfast.config import RunConfig
 from holdfast.engine import LossLog
 from holdfast.engine.eager import prepare_cpu
+from holdfast.evaluation import predict
 from holdfast.models import MLP, GroupedForward, ResNet18, group_batchnorm
 from holdfast.training import train
 
 ROWS, STEPS = 384, 20
-BASES = {"network": "floor", "by-hand": "floor", "holdfast": "floor", "floor": "floor"}
+BASES = dict.fromkeys(("floor", "network", "by-hand", "holdfast", "onednn"), "floor")
+BASES |= {"compiled": "by-hand", "evaluation": "evaluation", "transposed": "evaluation"}
 Case = tuple[Callable[[], object], AbstractContextManager[Any], int]
 """What a step calls, what is changed meanwhile, and how many steps a round has."""
 
@@ -65,22 +75,39 @@ def network() -> Case:
     return lambda: descend(parameters, model(x).sum()), nullcontext(), STEPS
 
 
-def by_hand() -> Case:
+def by_hand(prepare: Callable[[Any], Any] = lambda function: function) -> Case:
     model, third = MLP((1, 28, 28), 10), ROWS // 3
     parameters, draw = list(model.parameters()), torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (60_000, 1, 28, 28), dtype=torch.uint8, generator=draw)
     labels, logits = torch.randint(0, 10, (60_000,), generator=draw), torch.randn(200, 10, generator=draw)
     order = torch.randperm(60_000, generator=draw)
 
+    @prepare
+    def loss(inputs: list[Tensor], y: Tensor, stored: Tensor, labels: Tensor) -> Tensor:
+        current, first, second = torch.split(model(torch.cat(inputs).float().div_(255)), third)
+        return F.cross_entropy(current, y) + F.cross_entropy(second, labels) + F.mse_loss(first, stored)
+
     def step() -> None:
         now, one, two = order[:third], *(torch.randperm(200, generator=draw)[:third] for _ in range(2))
-        view = torch.cat([images.index_select(0, rows) for rows in (now, one, two)]).float().div_(255)
-        current, first, second = torch.split(model(view), third)
-        loss = F.cross_entropy(current, labels.index_select(0, now))
-        loss = loss + F.cross_entropy(second, labels.index_select(0, two))
-        descend(parameters, loss + F.mse_loss(first, logits.index_select(0, one)), lr=0.01)
+        inputs = [images.index_select(0, rows) for rows in (now, one, two)]
+        targets = labels.index_select(0, now), logits.index_select(0, one), labels.index_select(0, two)
+        descend(parameters, loss(inputs, *targets), lr=0.01)
 
     return step, nullcontext(), STEPS
+
+
+def evaluation(change: AbstractContextManager[Any]) -> Case:
+    model, view = MLP((1, 28, 28), 10), Normalize()
+    images = torch.randint(0, 256, (10_000, 1, 28, 28), dtype=torch.uint8)
+    return lambda: predict(model, images, view), change, 1
+
+
+def onednn(left: Tensor, right: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")
+
+
+def transposed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias[:, None], weight, x.t()).t()
 
 
 def training() -> Iterator[object]:
@@ -115,6 +142,10 @@ def small_resnet(width: int, memory_format: torch.memory_format) -> Case:
 
 def cases() -> dict[str, Case]:
     found = {"floor": (bare_products(ROWS), nullcontext(), STEPS), "network": network(), "by-hand": by_hand()}
+    found["onednn"] = (bare_products(ROWS), patch.object(torch, "mm", onednn), STEPS)
+    found["compiled"] = by_hand(torch.compile)
+    found["evaluation"] = evaluation(nullcontext())
+    found["transposed"] = evaluation(patch.object(F, "linear", transposed))
     changes: dict[str, AbstractContextManager[Any]] = {
         "holdfast": nullcontext(),
         "holdfast-again": nullcontext(),
@@ -122,6 +153,7 @@ def cases() -> dict[str, Case]:
         "late-log": patch.object(LossLog, "record", late_log),
         "no-add": patch.object(Reservoir, "add", lambda *_: None),
         "add-few": patch.object(Memory, "write", add_few),
+        "compiled-parts": patch.object(pure, "_compiling", SimpleNamespace(get=lambda: True)),
     }
     for name, change in changes.items():
         found[name] = (training().__next__, change, STEPS)
@@ -141,6 +173,14 @@ def time_case(act: Callable[[], object], change: AbstractContextManager[Any], st
         return (time.process_time() - began) / steps
 
 
+def seconds_until_ready(act: Callable[[], object]) -> float:
+    """Seconds of the first step, with nothing compiled before."""
+    with TemporaryDirectory() as folder, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+        began = time.perf_counter()
+        act()
+        return time.perf_counter() - began
+
+
 def base_of(name: str) -> str:
     return name.replace("channels-last", "small-resnet") if name[-1].isdigit() else BASES.get(name, "holdfast")
 
@@ -153,6 +193,7 @@ def main() -> None:
     torch.set_num_threads(1)
     prepare_cpu()
     known = cases()
+    ready = seconds_until_ready(known["compiled"][0])
     readings: dict[str, list[float]] = {name: [] for name in known}
     load, order = [], random.Random(0)
     for number in range(options.rounds):
@@ -173,6 +214,7 @@ def main() -> None:
             }
             for name in known
         },
+        "ready_seconds": ready,
         "rounds": options.rounds,
         "load": {"mean": statistics.mean(load), "cores": os.cpu_count()},
         "torch": torch.__version__,
@@ -183,6 +225,7 @@ def main() -> None:
         low, high = each["interval95"]
         found = f"{each['ratio']:.3f} ({low:.3f} to {high:.3f}) times {each['base']}"
         print(f"{name:18} {each['milliseconds']:8.3f} ms  {found}")
+    print(f"compiled{ready:13.1f} s until the first step")
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 

@@ -2,6 +2,8 @@
 
 import math
 import re
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -213,6 +215,22 @@ def test_tasks_come_in_order_each_sample_once_an_epoch(small, monkeypatch):
         assert sorted(epoch) == sorted(expected)
         orders.add(tuple(expected.index(sample) for sample in epoch))
     assert len(orders) == 4  # shuffled anew every epoch
+
+
+def test_memory_holds_the_training_data_of_one_task_at_a_time(small):
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def watched(make: Callable[[], ImageSet]) -> ImageSet:
+        assert all(images() is None for images in made)
+        data = make()
+        made.append(weakref.ref(data.images))
+        return data
+
+    settings = config(tasks=3)
+    benchmark = make_benchmark(settings, data_root(None))
+    tasks = [replace(task, train=partial(watched, task.train)) for task in benchmark.tasks]
+    run(settings, benchmark=replace(benchmark, tasks=tuple(tasks)))
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize("method", ["sgd", "er", "mse"])

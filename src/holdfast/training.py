@@ -73,6 +73,8 @@ def _train(
         if hooks:
             learner.end_task(data.images.to(device), data.labels.to(device))
             engine.learner_changed()
+        del data  # before the next task's are made: memory holds one task at a time
+        engine.unload()
         clock.lap("training")
         # Test on all tasks seen, and on the next one for forward transfer; after the last stage on all.
         known = exams[: stage + 2] if stage + 1 < len(stages) else exams

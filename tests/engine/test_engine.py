@@ -84,6 +84,17 @@ def test_the_next_task_is_not_written_into_what_the_benchmark_handed_over(monkey
     assert torch.equal(second.images, data(20).images + 100)
 
 
+def test_what_is_unloaded_stays_only_where_captured_steps_read_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
+    eager, captured = Engine(Notebook(), CPU), CapturedEngine(Notebook(), CPU, (), batch_size=4, compiled=False)
+    for engine in (eager, captured):
+        engine.load(data(20), classes=10)
+        engine.unload()
+    assert not len(eager._images)
+    assert not len(eager._labels)
+    assert torch.equal(captured._images, data(20).images)
+
+
 def test_a_task_hook_drops_the_graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
     engine = CapturedEngine(Notebook(), CPU, (), batch_size=4, compiled=False)

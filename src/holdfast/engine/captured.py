@@ -71,6 +71,9 @@ class CapturedEngine(Engine):
             self._images, self._labels = self._images.clone(), self._labels.clone()
             self.learner_changed()
 
+    def unload(self) -> None:
+        """Nothing: captured steps read from this memory, and the next task is copied into it."""
+
     def learner_changed(self) -> None:
         """Drop the graphs: they execute the learner as it was, on the data that it had."""
         self._graphs.clear()

@@ -89,6 +89,10 @@ class Engine:
             raise UsageError(f"training labels lie outside the model's outputs 0..{classes - 1}.")
         self._images, self._labels = data.images.to(self.device), data.labels.to(self.device)
 
+    def unload(self) -> None:
+        """Forget the training data, so that memory need not hold them beside those that are loaded next."""
+        self._images = self._labels = torch.empty(0)
+
     def step(self, indices: Tensor) -> None:
         """One step on these samples."""
         self._execute(indices)
