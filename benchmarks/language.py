@@ -106,10 +106,7 @@ def grid(seeds: int, lora: bool, betas: dict[str, float], buffers: tuple[float, 
             if buffer == BUFFERS[0]:
                 runs += [Run("plain", seed=seed), Run("joint", seed=seed)]
             runs += _methods(buffer, seed, betas)
-    if lora:
-        for seed in range(seeds):
-            runs += [replace(run, lora=True) for run in (Run("plain", seed=seed), *_methods(BUFFERS[0], seed, betas))]
-    return runs
+    return runs + [replace(run, lora=True) for run in runs if lora and run.method != "joint"]
 
 
 def _methods(buffer: float, seed: int, betas: dict[str, float]) -> list[Run]:
