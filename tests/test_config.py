@@ -52,7 +52,7 @@ ER = {
     ("seq-tinyimagenet", 500): (0.03, 32, 32, 100),
     ("seq-tinyimagenet", 5120): (0.1, 32, 32, 100),
 }
-TUNED = {("seq-cifar10", 200, "l1"): 0.01}  # beta, found on a validation split
+TUNED = {("seq-cifar10", 200, "l1"): 0.01, ("seq-cifar10", 500, "l1"): 0.02}  # beta, found on a validation split
 WITHOUT_BUFFER = {  # lr, batch size, epochs
     "rot-mnist": (0.2, 128, 1),
     "mnist-360": (0.1, 4, 1),
@@ -91,7 +91,7 @@ def test_preset_of_every_regularizer(benchmark, buffer_size, method):
     assert (config.model, config.tasks) == SHAPE[benchmark]
 
 
-@pytest.mark.parametrize(("buffer_size", "beta"), [(50, 0.01), (200, 0.01), (499, 0.01), (500, 0.2), (5120, 0.1)])
+@pytest.mark.parametrize(("buffer_size", "beta"), [(50, 0.01), (200, 0.01), (499, 0.01), (500, 0.02), (5120, 0.1)])
 def test_what_was_tuned_holds_for_its_column_only(buffer_size, beta):
     assert RunConfig.preset("seq-cifar10", "l1", buffer_size=buffer_size).beta == beta
 
