@@ -275,6 +275,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted, very fast, draws of 64": STORED | {"adjusted": True, "replay_size": 64},
     "average for evaluation only, adjusted, very fast, balanced": STORED | {"adjusted": True, "balanced": True},
     "average for evaluation only, adjusted, very fast, beta 0.5": STORED | {"adjusted": True, "beta": 0.5},
+    "average for evaluation only, adjusted, very fast, cutmix": STORED | CUTMIX | {"adjusted": True},
     "average for evaluation only, adjusted, very fast, hold": STORED | {"adjusted": True, "hold": 5.0},
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},
