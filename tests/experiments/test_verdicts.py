@@ -118,8 +118,26 @@ def test_verdict_by_hand(out, store):
     verdict = judged(out, Published(92.5, 0.5))
     assert (verdict.status, verdict.reason) == (
         "open",
-        "the difference lies between -3.88 and -1.12 (90 %), neither inside nor outside ±2: more runs would decide",
+        "the difference lies between -3.88 and -1.12 (90 %), neither inside nor outside ±2: more runs of ours "
+        "would hardly decide, as the paper has few",
     )
+
+
+@pytest.mark.parametrize(
+    ("spread", "difference", "decidable"),
+    [(2.0, 0.05, True), (2.2, 0.0, False), (2.0, 1.0, False), (0.5, 1.0, True), (0.5, 2.2, False), (0.5, 2.6, True)],
+)
+def test_whether_more_runs_would_decide(spread, difference, decidable):
+    """With a thousand runs more of the same mean and spread, a cell is decided just if that was said of ten."""
+    published = Published(50.0, spread)
+    for n, wanted in ((10, None), (1000, decidable)):
+        half = difference_interval(n, spread, published)
+        interval = (difference - half, difference + half)
+        status, reason = verdict_on(n, spread, interval, published, MEASURES["accuracy"])
+        if wanted is not None:
+            assert (status != "open") == wanted
+        elif status == "open":
+            assert ("more runs would decide" in reason) == decidable
 
 
 @pytest.mark.parametrize("accuracies", [(90.0,), (90.0, 90.0)])

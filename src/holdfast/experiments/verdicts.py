@@ -12,7 +12,8 @@ It is compared with the band of differences that do not matter (`Measure.band`: 
 - **agrees**: the interval lies inside the band. This is the equivalence test of two one-sided tests at 5 % each.
 - **differs**: the interval lies outside the band; or our runs scatter more than ten times as widely as the published
   ones and as the band (ten is where the 99 % quantile of F(2, 2) lies), so that they are not the same experiment.
-- **open**: neither, or fewer than three runs. More runs would decide.
+- **open**: neither, or fewer than three runs. More runs would decide, unless the interval would be too wide with any
+  number of them, as n_p stays 3.
 
 Why 2 points: in the paper's Table 1 a regularizer gains 5 points over er (the median of 100), which 2 points do not
 turn around; and three runs against three can tell such a difference, at the median published spread of 0.7.
@@ -49,6 +50,8 @@ __all__ = ["JUDGED", "Lean", "Rank", "Status", "Table", "Verdict", "assess", "cl
 FEWEST = 3
 """Runs without which there is no verdict."""
 SCATTER = 10.0
+NORMAL = 1.645
+"""Of the normal distribution, 90 % lies within so many standard deviations."""
 
 Status = Literal["agrees", "differs", "open", "missing", "unpublished"]
 JUDGED: tuple[Status, ...] = ("agrees", "differs", "open")
@@ -256,13 +259,26 @@ def judge(cell: Cell, runs: Sequence[Stored | None]) -> Verdict:
 
 def difference_interval(n: int, std: float, published: Published) -> float:
     """Half the 90 % interval of the difference of means, by the formula at the top; NaN if no spread is known."""
-    their_n = 1 if published.std is None else PUBLISHED_RUNS
+    their_n = _runs_of(published)
     freedom = n + their_n - 2
     if freedom == 0:
         return nan
     ours = (n - 1) * std**2 if n > 1 else 0.0
     theirs = (their_n - 1) * published.std**2 if published.std is not None else 0.0
     return student_t(0.90, freedom) * sqrt((ours + theirs) / freedom) * sqrt(1 / n + 1 / their_n)
+
+
+def _runs_of(published: Published) -> int:
+    return 1 if published.std is None else PUBLISHED_RUNS
+
+
+def _is_decidable(n: int, interval: tuple[float, float], published: Published, band: float) -> bool:
+    """Whether more runs of ours would decide, if mean and spread stayed as they are."""
+    difference, half = fmean(interval), (interval[1] - interval[0]) / 2
+    their_n = _runs_of(published)
+    # With any number of runs, t becomes the normal distribution's, and the paper's few runs remain.
+    half *= NORMAL / student_t(0.90, n + their_n - 2) * sqrt(1 / their_n) / sqrt(1 / n + 1 / their_n)
+    return abs(difference) + half <= band or abs(difference) - half > band
 
 
 def _verdict(
@@ -281,7 +297,10 @@ def _verdict(
         return "agrees", f"{told}, inside ±{band:g}"
     if low > band or high < -band:
         return "differs", f"{told}, outside ±{band:g}"
-    return "open", f"{told}, neither inside nor outside ±{band:g}: more runs would decide"
+    more = "more runs would decide"
+    if not _is_decidable(n, interval, published, band):
+        more = "more runs of ours would hardly decide, as the paper has few"
+    return "open", f"{told}, neither inside nor outside ±{band:g}: {more}"
 
 
 def _lean(column: str, cells: Sequence[Verdict]) -> Lean:
