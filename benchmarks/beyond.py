@@ -35,7 +35,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
-from holdfast.learners.losses import Losses
+from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
@@ -80,6 +80,8 @@ class Candidate(Ballast):
         sees them as they are.
     hold: weight, relative to beta, of the mean square distance from the average on the minibatch, in outputs of classes
         that were seen before and are absent from it.
+    contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
+        jittered one: features of one class shall point one way. The network needs `features(x)` and `classifier`.
     """
 
     own_state = ("average", "updates", "seen", "generator")
@@ -100,6 +102,7 @@ class Candidate(Ballast):
         mix: str = "none",
         jitter: float = 0.0,
         hold: float = 0.0,
+        contrast: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted}
@@ -107,12 +110,12 @@ class Candidate(Ballast):
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(hold=hold)
+        check_weights(hold=hold, contrast=contrast)
         check_shares(jitter=jitter)
         if not decay and (target == "average" or hold):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
         self.regularizer, self.statistics = REGULARIZERS[regularizer], statistics
-        self.mix, self.jitter, self.hold = mix, jitter, hold
+        self.mix, self.jitter, self.hold, self.contrast = mix, jitter, hold, contrast
         self.generator = generator(self.seed, "mix", self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
@@ -126,13 +129,13 @@ class Candidate(Ballast):
         if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
             averaged = self._answers(replayed)
             then = averaged if self.target == "average" else then
-        if self.jitter:
+        if self.jitter and not self.contrast:
             replayed = jittered(replayed, self.jitter, self.generator)
         if self.mix != "none":
             replayed, share = MIXTURES[self.mix](replayed, self.generator)
             chosen = torch.zeros_like(then).scatter_(1, labels[:, None], 1.0)
             labels, then = blend(chosen, share), blend(then, share)
-        outputs, now = self.forward_parts(concat([observed, replayed]), sizes)
+        outputs, now, contrast = self._seen_twice(observed, replayed, y, drawn.y)
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = self.regularizer(now, then)
@@ -147,8 +150,29 @@ class Candidate(Ballast):
             counts = self._counts(outputs, y, drawn.y).log()
             outputs, now = outputs + counts, now + counts
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
-        total = current + self.alpha * replay + self.beta * consistency
+        total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+
+    def _seen_twice(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs for a minibatch and a draw, and the contrast of their features; `given` are both, and labels."""
+        views, labels = given[:2], given[2:]
+        sizes = [rows(each) for each in views]
+        if not self.contrast:
+            outputs, now = self.forward_parts(concat(views), sizes)
+            return outputs, now, outputs.new_zeros(())
+        views += tuple(jittered(each, self.jitter, self.generator) for each in views)
+        with self.autocast():
+            found = self._groups(concat(views), sizes * 2, self._outputs_and_features)
+        classes = len(self.seen)
+        outputs, now = (widen(each[:, :classes]) for each in found[:2])
+        features = [F.normalize(widen(each[:, classes:])) for each in found]
+        pairs = zip(features[:2], features[2:], labels, strict=True)
+        return outputs, now, sum(supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs)
+
+    def _outputs_and_features(self, view: Tensor) -> Tensor:
+        """Both in one tensor, (B, C + F), since a grouped pass returns one."""
+        features = self.network.features(view)
+        return torch.cat([self.network.classifier(features), features], 1)
 
     @torch.no_grad()
     def _answers(self, view: Nested) -> Tensor:
@@ -202,6 +226,17 @@ def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tenso
     saturation, contrast, light = (strength * (2 * each - 1) for each in colours)
     view = view + saturation * (view - view.mean(1, keepdim=True))
     return view + contrast * (view - view.mean((1, 2, 3), keepdim=True)) + light
+
+
+def supervised_contrast(directions: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """How surely each of B directions (B, F) finds those of its class among all others: a mean, the lower the surer.
+
+    Khosla et al., "Supervised contrastive learning", NeurIPS 2020.
+    """
+    alone = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    logs = (directions @ directions.T / temperature).masked_fill(alone, -1e9).log_softmax(1)
+    alike = (labels[:, None] == labels[None, :]) & ~alone
+    return -((logs * alike).sum(1) / alike.sum(1)).mean()
 
 
 def blend(values: Tensor, share: Tensor) -> Tensor:
@@ -276,6 +311,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted, very fast, balanced": STORED | {"adjusted": True, "balanced": True},
     "average for evaluation only, adjusted, very fast, beta 0.5": STORED | {"adjusted": True, "beta": 0.5},
     "average for evaluation only, adjusted, very fast, cutmix": STORED | CUTMIX | {"adjusted": True},
+    "average for evaluation only, adjusted, very fast, contrast": STORED
+    | {"adjusted": True, "jitter": 0.4, "contrast": 0.5},
+    "average for evaluation only, asymmetric, very fast, contrast": STORED
+    | {"asymmetric": True, "jitter": 0.4, "contrast": 0.5},
     "average for evaluation only, adjusted, very fast, hold": STORED | {"adjusted": True, "hold": 5.0},
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},

@@ -169,6 +169,34 @@ def test_jitter_against_slow_loops(beyond):
         torch.testing.assert_close(made[i], wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_supervised_contrast_against_slow_loops(beyond):
+    directions = nn.functional.normalize(torch.randn(6, 3, generator=torch.Generator().manual_seed(6)))
+    labels, total = [0, 1, 0, 0, 1, 1], 0.0
+    for i in range(6):
+        likeness = {j: math.exp(float(directions[i] @ directions[j]) / 0.1) for j in range(6) if j != i}
+        alike = [j for j in likeness if labels[j] == labels[i]]
+        total -= fmean(math.log(likeness[j] / sum(likeness.values())) for j in alike) / 6
+    found = beyond.supervised_contrast(directions, torch.tensor(labels))
+    assert float(found) == pytest.approx(total, rel=1e-5)
+
+
+def test_contrast_compares_two_views_of_the_minibatch_and_of_the_draw(beyond):
+    model = MODELS["mlp"]((1, 4, 4), 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"alpha": 0.7, "beta": 0.3, "jitter": 0.4, "contrast": 0.5, "target": "stored"}
+    learner = beyond.Candidate(model, optimizer, buffer_size=20, seed=3, **settings)
+    for x, y in stream(4):
+        learner.observe(x, y)
+    numbers = torch.Generator().set_state(learner.generator.get_state())
+    losses, drawn = last_draw(learner, x, y)
+    expected = losses.current + 0.7 * losses.replay + 0.3 * losses.consistency
+    for images, labels in ((x, y), (drawn.x, drawn.y)):
+        views = torch.cat([images, beyond.jittered(images, 0.4, numbers)])
+        directions = nn.functional.normalize(model.features(views))
+        expected = expected + 0.5 * beyond.supervised_contrast(directions, torch.cat([labels, labels]))
+    torch.testing.assert_close(losses.total, expected)
+
+
 def test_average_sees_unmixed_draws_only(beyond):
     learner = learn(beyond.Candidate, mix="cutmix", hold=1.0)
     norm, convolution = learner.average[1], learner.average[0]
