@@ -87,6 +87,24 @@ def chaos() -> str:
     return "\n".join([*lines, ""])
 
 
+def parallel() -> str:
+    """What benchmarks/data_parallel.py found: accuracy by method, as on one GPU and on several."""
+    lines = ["| | 1 GPU | 2 GPUs | 4 GPUs |", "|---|---:|---:|---:|"]
+    for method, cells in parallel_runs().items():
+        lines += [f"| {method} | {' | '.join(_spread(values) for values in cells)} |"]
+    return "\n".join([*lines, ""])
+
+
+def parallel_runs() -> dict[str, list[list[float]]]:
+    """The accuracies by method, for one GPU, two and four."""
+    found: dict[str, list[list[float]]] = {}
+    path = DOCS.parent / "results" / "second-opinion" / "data-parallel.jsonl"
+    for line in path.read_text("utf-8").splitlines():
+        row = json.loads(line)
+        found.setdefault(row["method"], []).append(row["accuracies"])
+    return found
+
+
 def candidates(network: str) -> str:
     """What benchmarks/beyond.py found with a network, a row per candidate, the best first."""
     lines = ["| candidate | runs | accuracy (%) | on the first four tasks | on the last |", "|---|---:|---:|---:|---:|"]
@@ -400,6 +418,7 @@ TABLES = {
     "full": full,
     "lag": lag,
     "overhead": overhead,
+    "parallel": parallel,
     "rates": rates,
     "sources": sources,
     "starts": starts,

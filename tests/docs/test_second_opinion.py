@@ -91,3 +91,13 @@ def test_readers_of_results_pass_it_over():
     found = load_results(ROOT / "results" / "second-opinion")
     assert len(found) == 0
     assert found.skipped == []
+
+
+def test_what_the_page_says_of_several_gpus_is_so():
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    runs = hooks["parallel_runs"]()
+    assert {method: [len(each) for each in cells] for method, cells in runs.items()} == {"er": [3] * 3, "linf": [3] * 3}
+    means = {method: [fmean(each) for each in cells] for method, cells in runs.items()}
+    assert all(means["er"][0] - mean > 10 for mean in means["er"][1:]), "er loses more than ten points"
+    assert all(means["linf"][0] < mean for mean in means["linf"][1:]), "linf nothing"
+    assert f"| er | {means['er'][0]:.1f} ± " in hooks["parallel"]()
