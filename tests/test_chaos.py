@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -43,15 +44,15 @@ def ending(place: Path) -> dict[str, bytes]:
     return {"end": (place / "end").read_bytes()} if (place / "end").exists() else {}
 
 
-def rounds(act, tmp_path: Path, count: int = 6) -> list[Round]:
+def rounds(act, tmp_path: Path, count: int = 50) -> Iterator[Round]:
     """Rounds with seeds 0, 1, ...; without a disk of their own, where files may only grow to some size."""
     tmp_path.mkdir(exist_ok=True)
     program = Program("toy", act, ending, lambda place: list(place.glob("notes")))
     disk = Disk(tmp_path / "disk")
-    made = [Round(program, END, 0.15, disk, Random(seed)) for seed in range(count)]
-    for each in made:
-        each.go()
-    return made
+    for seed in range(count):
+        made = Round(program, END, 0.15, disk, Random(seed))
+        made.go()
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +61,14 @@ def no_mount(monkeypatch):
 
 
 def test_a_careful_program_survives_every_trouble(tmp_path):
-    done = rounds(careful, tmp_path)
-    assert all(each.counts["equal"] == 1 for each in done)
-    assert all(any(each.counts[trouble] for each in done) for trouble in (*TROUBLES, "refused"))
+    """Which troubles a round has depends on how fast the machine is: as many rounds as it takes to meet them all."""
+    left = {*TROUBLES, "refused"}
+    for done in rounds(careful, tmp_path):
+        assert done.counts["equal"] == 1
+        left -= done.counts.keys()
+        if not left:
+            return
+    pytest.fail(f"never met: {left}")
 
 
 def forgetful(place: Path) -> None:
@@ -102,14 +108,14 @@ def clinging(place: Path) -> None:
 )
 def test_other_programs_do_not(tmp_path, act, said):
     with pytest.raises(Fault, match=said):
-        rounds(act, tmp_path, 50)  # the first fault ends it
+        list(rounds(act, tmp_path))  # the first fault ends it
 
 
 @pytest.mark.parametrize(("act", "said"), [(clinging, "go on|hangs"), (lambda place: time.sleep(60), "hangs")])
 def test_a_program_that_goes_on_is_ended(tmp_path, act, said, monkeypatch):
     monkeypatch.setattr("chaos.program.PATIENCE", 2)
     with pytest.raises(Fault, match=said):
-        rounds(act, tmp_path)
+        list(rounds(act, tmp_path, 6))
 
 
 @pytest.mark.slow
