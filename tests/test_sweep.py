@@ -527,6 +527,22 @@ def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
+def test_whoever_takes_the_news_is_not_interrupted(tmp_path, runner):
+    """An exception in the middle of an update of a database, as a study has one, would leave it half written."""
+    taken = []
+
+    def watch(event):
+        if event.kind == "moved" and not taken:
+            press()()
+            time.sleep(0.1)
+            taken.append(event)
+
+    assert sweep(LONG[:1], tmp_path, runner=runner(1), device="cpu", watch=watch).interrupted
+    assert len(taken) == 1
+    assert checkpoints(tmp_path) == {LONG[0].fingerprint}
+
+
 FIRST_WORKER = """
 import signal
 from multiprocessing import get_context

@@ -67,6 +67,11 @@ class ProcessRunner:
 
     def __init__(self, jobs: int | None = None) -> None:
         self.jobs = jobs
+        self._stopping = False
+
+    def request_stop(self) -> None:
+        """Let every run finish its step and write its state; KeyboardInterrupt follows, between two pieces of news."""
+        self._stopping = True  # an exception here could hit whoever takes the news in the middle of writing it down
 
     def __call__(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
         """See `Runner`."""
@@ -74,9 +79,11 @@ class ProcessRunner:
         more = True
 
         def has_room() -> bool:
-            return self._has_room([worker.config for worker in workers if worker.config])
+            return not self._stopping and self._has_room([worker.config for worker in workers if worker.config])
 
         def start(config: RunConfig) -> None:
+            if self._stopping:  # since it was told that this run starts
+                return
             idle = next((worker for worker in workers if worker.config is None), None)
             if idle is None:
                 idle = _Worker(job)
@@ -86,6 +93,8 @@ class ProcessRunner:
         try:
             while True:
                 more = more and runner.hand_out(configs, has_room, start, emit)
+                if self._stopping:
+                    raise KeyboardInterrupt
                 busy = [worker for worker in workers if worker.config]
                 if not more and not busy:
                     return
@@ -93,6 +102,7 @@ class ProcessRunner:
                 # A worker that died with its run stays until `_listen` has reported it.
                 workers[:] = [worker for worker in workers if worker.config or worker.process.is_alive()]
         finally:
+            self._stopping = False
             _end(workers)
 
     def _has_room(self, running: list[RunConfig]) -> bool:
