@@ -153,14 +153,16 @@ class Candidate(Ballast):
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
-    def _seen_twice(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs for a minibatch and a draw, and the contrast of their features; `given` are both, and labels."""
-        views, labels = given[:2], given[2:]
+    def _seen_twice(
+        self, observed: Tensor, replayed: Tensor, y: Tensor, drawn_y: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs for a minibatch and a draw, and the contrast of the features of two views of both."""
+        views, labels = [observed, replayed], [y, drawn_y]
         sizes = [rows(each) for each in views]
         if not self.contrast:
             outputs, now = self.forward_parts(concat(views), sizes)
             return outputs, now, outputs.new_zeros(())
-        views += tuple(jittered(each, self.jitter, self.generator) for each in views)
+        views += [jittered(each, self.jitter, self.generator) for each in views]
         with self.autocast():
             found = self._groups(concat(views), sizes * 2, self._outputs_and_features)
         classes = len(self.seen)

@@ -104,7 +104,8 @@ class Ballast(ReplayLearner):
         outputs, now = self.forward_parts(view, sizes)
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
-        consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
+        pair = (now, steady) if self.target == "average" else self.compare(now, drawn)
+        consistency = F.mse_loss(*pair)
         if self.asymmetric:
             outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         if self.adjusted:
