@@ -20,7 +20,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median_low, stdev
@@ -35,6 +37,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
+from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -76,10 +79,15 @@ class Candidate(Ballast):
         the classes of the minibatch gain nothing from being frequent.
     mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
         the same shares. The averaged network sees the samples unmixed.
+    strength: how many times `adjusted` adds that logarithm.
     jitter: how strongly drawn images are cropped, scaled and recoloured for the network, 0 to 1. The averaged network
         sees them as they are.
-    hold: weight, relative to beta, of the mean square distance from the average on the minibatch, in outputs of classes
+    jitter_all: whether images of the minibatch are treated like drawn ones, also for the outputs that are stored.
+    hold: weight, relative to beta, of the mean square distance from the teacher on the minibatch, in outputs of classes
         that were seen before and are absent from it.
+    hold_features: weight, relative to beta, of the angle between the network's features and the teacher's on minibatch
+        and draw: 1 - cosine. The network needs `features(x)` and `classifier`.
+    teacher: the teacher of `hold` and `hold_features` is a second, slower average with this decay. 0: the same average.
     contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
         jittered one: features of one class shall point one way. The network needs `features(x)` and `classifier`.
     """
@@ -100,8 +108,12 @@ class Candidate(Ballast):
         asymmetric: bool = False,
         adjusted: bool = False,
         mix: str = "none",
+        strength: float = 1.0,
         jitter: float = 0.0,
+        jitter_all: bool = False,
         hold: float = 0.0,
+        hold_features: float = 0.0,
+        teacher: float = 0.0,
         contrast: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
@@ -110,12 +122,15 @@ class Candidate(Ballast):
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(hold=hold, contrast=contrast)
-        check_shares(jitter=jitter)
-        if not decay and (target == "average" or hold):
+        check_weights(hold=hold, hold_features=hold_features, contrast=contrast, strength=strength)
+        check_shares(jitter=jitter, teacher=teacher)
+        if not decay and (target == "average" or hold or hold_features):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
         self.regularizer, self.statistics = REGULARIZERS[regularizer], statistics
-        self.mix, self.jitter, self.hold, self.contrast = mix, jitter, hold, contrast
+        self.mix, self.jitter, self.jitter_all, self.strength = mix, jitter, jitter_all, strength
+        self.hold, self.hold_features, self.contrast = hold, hold_features, contrast
+        self.teacher_decay = teacher
+        self.teacher = deepcopy(self.average) if teacher else self.average
         self.generator = generator(self.seed, "mix", self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
@@ -131,55 +146,82 @@ class Candidate(Ballast):
             then = averaged if self.target == "average" else then
         if self.jitter and not self.contrast:
             replayed = jittered(replayed, self.jitter, self.generator)
+            observed = jittered(observed, self.jitter, self.generator) if self.jitter_all else observed
         if self.mix != "none":
             replayed, share = MIXTURES[self.mix](replayed, self.generator)
             chosen = torch.zeros_like(then).scatter_(1, labels[:, None], 1.0)
             labels, then = blend(chosen, share), blend(then, share)
-        outputs, now, contrast = self._seen_twice(observed, replayed, y, drawn.y)
+        outputs, now, *more = self._outputs(observed, replayed)
+        contrast = self._contrast(more, y, drawn.y) if self.contrast else 0.0
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = self.regularizer(now, then)
         absent = self.seen.index_fill(0, y, False)
         if self.hold:
-            with evaluating(self.average):  # minibatches leave no trace in its BatchNorm statistics
-                apart = outputs - self._answers(observed)
+            apart = outputs - self._taught(self.teacher, observed)
             consistency = consistency + self.hold * (apart.square() * absent).mean()
+        if self.hold_features:
+            apart = sum(map(self._turned, more, (observed, replayed)))
+            consistency = consistency + self.hold_features * apart
         if self.asymmetric:
             outputs = outputs.masked_fill(absent, -1e9)
         if self.adjusted:
-            counts = self._counts(outputs, y, drawn.y).log()
+            counts = self.strength * self._counts(outputs, y, drawn.y).log()
             outputs, now = outputs + counts, now + counts
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
-    def _seen_twice(
-        self, observed: Tensor, replayed: Tensor, y: Tensor, drawn_y: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs for a minibatch and a draw, and the contrast of the features of two views of both."""
-        views, labels = [observed, replayed], [y, drawn_y]
-        sizes = [rows(each) for each in views]
-        if not self.contrast:
-            outputs, now = self.forward_parts(concat(views), sizes)
-            return outputs, now, outputs.new_zeros(())
-        views += [jittered(each, self.jitter, self.generator) for each in views]
+    def _outputs(self, observed: Tensor, replayed: Tensor) -> list[Tensor]:
+        """The outputs for a minibatch and a draw, then, where an idea needs them, the features of both as directions.
+
+        With contrast, the features of a second view of both come last.
+        """
+        views, classes = [observed, replayed], len(self.seen)
+        if not (self.contrast or self.hold_features):
+            return self.forward_parts(concat(views), [rows(each) for each in views])
+        if self.contrast:
+            views += [jittered(each, self.jitter, self.generator) for each in views]
         with self.autocast():
-            found = self._groups(concat(views), sizes * 2, self._outputs_and_features)
-        classes = len(self.seen)
-        outputs, now = (widen(each[:, :classes]) for each in found[:2])
+            found = self._groups(concat(views), [rows(each) for each in views], self._outputs_and_features)
         features = [F.normalize(widen(each[:, classes:])) for each in found]
-        pairs = zip(features[:2], features[2:], labels, strict=True)
-        return outputs, now, sum(supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs)
+        return [*(widen(each[:, :classes]) for each in found[:2]), *features]
 
     def _outputs_and_features(self, view: Tensor) -> Tensor:
         """Both in one tensor, (B, C + F), since a grouped pass returns one."""
         features = self.network.features(view)
         return torch.cat([self.network.classifier(features), features], 1)
 
+    def _contrast(self, features: list[Tensor], *labels: Tensor) -> Tensor:
+        """Supervised contrast between two views of the minibatch, and between two of the draw."""
+        pairs = zip(features[:2], features[2:], labels, strict=True)
+        return sum(supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs)
+
+    def _turned(self, features: Tensor, view: Tensor) -> Tensor:
+        """1 - cosine of the angle between directions and the teacher's, a mean."""
+        return 1 - (features * F.normalize(self._taught(self.teacher.features, view))).sum(1).mean()
+
+    @torch.no_grad()
+    def _taught(self, network: Callable[[Tensor], Tensor], view: Tensor) -> Tensor:
+        """What the teacher answers; minibatches leave no trace in the BatchNorm statistics of one that is evaluated."""
+        with nullcontext() if self.teacher_decay else evaluating(self.average):
+            return self.forward(view, network)
+
     @torch.no_grad()
     def _answers(self, view: Nested) -> Tensor:
         """What the averaged network answers."""
         return self.forward(view, self.average)
+
+    def commit(self, losses: Losses) -> None:
+        """As in Ballast; the teacher follows the network, too."""
+        super().commit(losses)
+        if self.teacher_decay:
+            limit = (1 - 1 / (self.updates + 1)).clamp(max=self.teacher_decay)
+            follow(self.teacher, self.model, 1 - limit)
+
+    def extra_state(self) -> dict[str, Any]:
+        """The teacher is saved if it is a network of its own."""
+        return super().extra_state() | ({"teacher": self.teacher} if self.teacher_decay else {})
 
     def evaluated(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
@@ -318,6 +360,18 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, asymmetric, very fast, contrast": STORED
     | {"asymmetric": True, "jitter": 0.4, "contrast": 0.5},
     "average for evaluation only, adjusted, very fast, hold": STORED | {"adjusted": True, "hold": 5.0},
+    "average for evaluation only, adjusted, very fast, jitter of all": STORED
+    | {"adjusted": True, "jitter": 0.4, "jitter_all": True},
+    "average for evaluation only, adjusted twice, very fast": STORED | {"adjusted": True, "strength": 2.0},
+    # A teacher that remembers more than a task: what LwF has at task boundaries, without boundaries.
+    "average for evaluation only, adjusted, very fast, held by a slow teacher": STORED
+    | {"adjusted": True, "hold": 5.0, "teacher": 0.9995},
+    "average for evaluation only, adjusted, very fast, held strongly by a slow teacher": STORED
+    | {"adjusted": True, "hold": 50.0, "teacher": 0.9995},
+    "average for evaluation only, adjusted, very fast, features held by a slow teacher": STORED
+    | {"adjusted": True, "hold_features": 5.0, "teacher": 0.9995},
+    "average for evaluation only, adjusted, very fast, features held strongly by a slow teacher": STORED
+    | {"adjusted": True, "hold_features": 50.0, "teacher": 0.9995},
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},
     "average as target, cutmix, hold": STEADY | CUTMIX | {"hold": 1.0},
@@ -350,8 +404,9 @@ def config_of(
     known = settings_for(config)
     config = config.parse(more, known)
     decay = settings.get("decay", known["decay"])
-    if decay:
-        settings = settings | {"decay": round(1 - (1 - decay) * EPOCHS / config.epochs, 9)}
+    for name, value in (("decay", decay), ("teacher", settings.get("teacher"))):
+        if value:
+            settings = settings | {name: round(1 - (1 - value) * EPOCHS / config.epochs, 9)}
     return config.parse([f"{name}={value}" for name, value in settings.items()], known)
 
 

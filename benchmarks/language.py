@@ -3,6 +3,7 @@
     python benchmarks/domains.py build/domains.npz                    # once: the domains of this machine
     python benchmarks/language.py --small                             # minutes on a CPU
     python benchmarks/language.py --out build/language --seconds 380  # the whole grid on one GPU
+    python benchmarks/language.py --add-to results/language           # only the runs that are missing there
 
 A GPT-2 of 12 million parameters begins with nothing and learns code, then prose, then numbers, each sample once: by
 plain fine-tuning, with replay, and with replay and a regularizer on the top 20 stored logits. "joint" sees all three
@@ -13,6 +14,9 @@ Several processes share one GPU. First, one of them alone measures the time of a
 another seed choose the weights of the regularizers (tuning.json); how long they take under full load decides how many
 steps a stage can have, so that the grid ends within --seconds. It is worked off in order of importance, and a run that
 would not end in time is not begun.
+
+With --add-to, the weights and the number of steps are those of the results that are there, and the domains must be the
+same. Nothing is measured alone, nothing is chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -363,12 +367,52 @@ class Crew:
             process.join()
 
 
+class Plan(NamedTuple):
+    """What the grid consists of, and how long one of its runs may take."""
+
+    runs: list[Run]
+    seconds: float
+
+
 def work_off(arguments: argparse.Namespace) -> None:
-    """Measure alone, choose the weights, decide how long a stage is, and work off the grid."""
+    """Decide what the grid consists of, and work it off."""
     arguments.end = time.time() + arguments.seconds
     arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.lora = arguments.lora and importlib.util.find_spec("peft") is not None
     crew = Crew(arguments)
-    _tell(f"{arguments.workers} processes are ready")
+    _tell(f"{arguments.workers} processes are ready{'' if arguments.lora else '; no LoRA'}")
+    plan = missing(arguments) if arguments.add_to else chosen_plan(arguments, crew)
+    _tell(f"{len(plan.runs)} runs, {plan.seconds:.0f} s each; {arguments.end - time.time():.0f} s left")
+    done = 0
+    for made in crew.do("execute", plan.runs, plan.seconds):
+        done += 1
+        write(arguments.out / f"{made['run']['name']}.json", made)
+        _tell(f"{done} {made['run']['name']}: {[round(each, 1) for each in made['perplexity'][-1]]}")
+    crew.dismiss()
+    _tell(f"{done} of {len(plan.runs)} runs are done")
+
+
+def missing(arguments: argparse.Namespace) -> Plan:
+    """The runs of the grid that packed results lack, with the settings of those that are there."""
+    (settings,), packed = (_lines(arguments.add_to / f"{name}.jsonl") for name in ("settings", "runs"))
+    with np.load(arguments.data) as file:
+        if json.loads(str(file["about"])) != settings["data"]:
+            raise SystemExit(f"the domains are not those of {arguments.add_to}: run the whole grid.")
+    there = {(run["method"], run["buffer"], run["seed"], run["lora"]) for run in packed}
+    runs = [
+        replace(_sized(run, arguments), steps=settings["steps"])
+        for run in grid(arguments.seeds, arguments.lora, settings["chosen"], arguments.buffers)
+        if (run.method, run.buffer, run.seed, run.lora) not in there
+    ]
+    return Plan(runs, max(sum(run["seconds"]) for run in packed))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def chosen_plan(arguments: argparse.Namespace, crew: Crew) -> Plan:
+    """Measure alone, choose the weights, and decide how long a stage is."""
     betas = {name: given[len(given) // 2] for name, given in BETAS.items()}
     alone = [_sized(run, arguments) for run in (Run("plain"), *_methods(BUFFERS[0], 0, betas))]
     found = [made for run in alone for made in crew.do("alone", [run], arguments.alone)]
@@ -380,26 +424,15 @@ def work_off(arguments: argparse.Namespace) -> None:
     tuned = {"chosen": betas, "trials": trial_results, "workers": arguments.workers}
     write(arguments.out / "tuning.json", tuned)
     load = max(sum(each["seconds"]) for each in trial_results) / 3 / arguments.trial_steps
-    has_peft = importlib.util.find_spec("peft") is not None
-    lora = arguments.lora and has_peft
-    runs = [_sized(run, arguments) for run in grid(arguments.seeds, lora, betas, arguments.buffers)]
-    left = arguments.end - time.time() - 5
-    if arguments.steps is None:
+    runs = [_sized(run, arguments) for run in grid(arguments.seeds, arguments.lora, betas, arguments.buffers)]
+    steps = arguments.steps
+    if steps is None:
+        left = arguments.end - time.time() - 5
         rounds = len(runs) / arguments.workers + 0.5
         fit = left / rounds / load / 3 * 0.92  # the rest for evaluation and for what begins a run
-        arguments.steps = max(25, min(arguments.most_steps, int(fit) // 10 * 10))
-    needed = 3 * arguments.steps * load * 1.05
-    _tell(
-        f"weights {betas}; {1000 * load:.1f} ms a step under load, {left:.0f} s left: {len(runs)} runs of 3 x "
-        f"{arguments.steps} steps, {needed:.0f} s each{'' if has_peft else '; no peft, so no LoRA'}"
-    )
-    done = 0
-    for made in crew.do("execute", [replace(run, steps=arguments.steps) for run in runs], needed):
-        done += 1
-        write(arguments.out / f"{made['run']['name']}.json", made)
-        _tell(f"{done} {made['run']['name']}: {[round(each, 1) for each in made['perplexity'][-1]]}")
-    crew.dismiss()
-    _tell(f"{done} of {len(runs)} runs are done")
+        steps = max(25, min(arguments.most_steps, int(fit) // 10 * 10))
+    _tell(f"weights {betas}; {1000 * load:.1f} ms a step under load: 3 x {steps} steps a run")
+    return Plan([replace(run, steps=steps) for run in runs], 3 * steps * load * 1.05)
 
 
 def _sized(run: Run, arguments: argparse.Namespace) -> Run:
@@ -432,6 +465,7 @@ def main() -> None:
         "--trial-steps", type=int, default=TUNING_STEPS, help="of a stage of the runs that choose weights"
     )
     parser.add_argument("--most-steps", type=int, default=400, help="the data has so many minibatches a domain")
+    parser.add_argument("--add-to", type=Path, help="packed results: only the runs that are missing there")
     parser.add_argument("--no-lora", dest="lora", action="store_false")
     parser.add_argument(
         "--small", action="store_true", help="one seed and one buffer of a model of half a million parameters"

@@ -2,6 +2,7 @@
 
     python benchmarks/language_numbers.py                         # prints them as JSON, from results/language/
     python benchmarks/language_numbers.py --pack build/language   # first puts new runs there, one line each
+    python benchmarks/language_numbers.py --add build/language    # the same beside those that are there
 
 Methods are compared by pairs of runs with the same seed, which begin with the same weights and see the same samples in
 the same order. A ratio is the perplexity of a method by that of the other, geometric mean over seeds, with the 95 %
@@ -46,6 +47,16 @@ def pack(folder: Path, data: Path, out: Path = FOLDER) -> None:
     _write(out / "tuning.jsonl", sorted((_line(run) for run in tuning["trials"]), key=_order))
     measured = {"buffer": speed["run"]["buffer"], "buffer_steps": speed["run"]["steps"]}
     _write(out / "speed.jsonl", [_without(each, "about") | measured for each in speed["alone"]])
+
+
+def add(folder: Path, out: Path = FOLDER) -> None:
+    """Put what `language.py --add-to` left beside the runs that are there; it has compared the domains already."""
+    runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*-seed*.json"))]
+    (settings,), known = read("settings", out), read("runs", out)
+    if any(settings[name] != value for name, value in _rounded(_shared(runs)).items()):
+        raise SystemExit(f"the runs differ from those of {out} in settings, versions or devices.")
+    lines = {_order(line): line for line in [*known, *map(_line, runs)]}
+    _write(out / "runs.jsonl", [lines[key] for key in sorted(lines)])
 
 
 def _shared(runs: list[Record]) -> Record:
@@ -223,10 +234,13 @@ def _load(arms: Record, steps: int) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, help="the folder that language.py wrote")
+    parser.add_argument("--add", type=Path, help="the folder that language.py --add-to wrote")
     parser.add_argument("--data", type=Path, default=ROOT / "build" / "domains.npz", help="what domains.py wrote")
     arguments = parser.parse_args()
     if arguments.pack is not None:
         pack(arguments.pack, arguments.data)
+    if arguments.add is not None:
+        add(arguments.add)
     print(json.dumps(numbers(), indent=1))
 
 
