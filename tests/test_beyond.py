@@ -197,6 +197,53 @@ def test_contrast_compares_two_views_of_the_minibatch_and_of_the_draw(beyond):
     torch.testing.assert_close(losses.total, expected)
 
 
+def test_features_are_held_by_a_slower_network(beyond):
+    """The cosine with the teacher's features on both; at first, the teacher is the mean of all networks."""
+    model = MODELS["mlp"]((1, 4, 4), 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"alpha": 0.0, "beta": 0.3, "hold_features": 2.0, "teacher": 0.99, "decay": 0.5, "target": "stored"}
+    learner = beyond.Candidate(model, optimizer, buffer_size=20, seed=3, **settings)
+    networks = [deepcopy(model)]
+    for x, y in stream(4):
+        learner.observe(x, y)
+        networks.append(deepcopy(model))
+    for name, held in learner.teacher.named_parameters():
+        torch.testing.assert_close(held, sum(each.get_parameter(name) for each in networks) / 5)
+    assert not torch.equal(learner.average.get_parameter(name), held)
+    losses, drawn = last_draw(learner, x, y)
+    expected = nn.functional.mse_loss(model(drawn.x), drawn.logits)
+    for images in (x, drawn.x):
+        now, then = model.features(images).detach(), learner.teacher.features(images)
+        expected = expected + 2.0 * fmean(
+            1 - float(nn.functional.cosine_similarity(a, b, 0)) for a, b in zip(now, then, strict=True)
+        )
+    torch.testing.assert_close(losses.consistency, expected)
+    assert "teacher" in learner.extra_state()
+
+
+def test_a_teacher_of_its_own_holds_the_outputs(beyond):
+    learner = learn(beyond.Candidate, hold=2.0, teacher=0.99, decay=0.5, target="stored", beta=1.0)
+    x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
+    held, model = deepcopy(learner.teacher)(x).detach(), deepcopy(learner.model)
+    losses, drawn = last_draw(learner, x, y)
+    absent = torch.tensor([0.0, 1.0, 1.0])
+    apart = ((model(x) - held).square() * absent).mean()
+    torch.testing.assert_close(
+        losses.consistency, nn.functional.mse_loss(deepcopy(learner.model)(drawn.x), drawn.logits) + 2.0 * apart
+    )
+
+
+def test_all_images_are_jittered_and_adjustment_has_a_strength(beyond):
+    learner = learn(beyond.Candidate, adjusted=True, strength=2.0, jitter=0.4, jitter_all=True, target="stored")
+    model, numbers = deepcopy(learner.model), torch.Generator().set_state(learner.generator.get_state())
+    x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
+    losses, drawn = last_draw(learner, x, y)
+    beyond.jittered(drawn.x, 0.4, numbers)  # draws come first
+    outputs = model(beyond.jittered(x, 0.4, numbers))
+    counts = torch.bincount(torch.cat([y, drawn.y]), minlength=3) + 1
+    torch.testing.assert_close(losses.current, nn.functional.cross_entropy(outputs + 2.0 * counts.log(), y))
+
+
 def test_average_sees_unmixed_draws_only(beyond):
     learner = learn(beyond.Candidate, mix="cutmix", hold=1.0)
     norm, convolution = learner.average[1], learner.average[0]
@@ -214,6 +261,8 @@ COMBINATIONS = [
     {"asymmetric": True, "mix": "cutmix", "hold": 0.5, "balanced": True},
     {"adjusted": True, "mix": "mixup", "regularizer": "l2"},
     {"target": "stored", "jitter": 0.4},
+    {"target": "stored", "jitter": 0.4, "jitter_all": True, "adjusted": True, "strength": 2.0},
+    {"hold": 0.5, "teacher": 0.9},
 ]
 
 

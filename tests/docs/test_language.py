@@ -178,6 +178,49 @@ def test_packing_gives_lines_that_can_be_read_again(tmp_path):
         SCRIPT["pack"](tmp_path, tmp_path / "data.npz", tmp_path / "out")
 
 
+def test_runs_can_be_added_to_those_that_are_there(tmp_path):
+    """Missing ones are found by what they are; settings other than those of the others are refused."""
+    (settings,), lines = SCRIPT["read"]("settings"), SCRIPT["read"]("runs")
+    left, kept = lines[3], lines[:3] + lines[4:]
+    for name, records in (("settings", [settings]), ("runs", kept)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    own = ("method", "buffer", "buffer_size", "beta", "seed", "lora")
+    same = ("domains", "parameters", "about")
+    given = {name: settings[name] for name in settings if name not in (*same, "data", "chosen", "workers", "tuning")}
+    run = {name: value for name, value in left.items() if name not in own} | {name: settings[name] for name in same}
+    run |= {"run": given | {name: left[name] for name in own} | {"name": "x"}}
+    (tmp_path / "x-seed0.json").write_text(json.dumps(run))
+    SCRIPT["add"](tmp_path, tmp_path)
+    assert SCRIPT["read"]("runs", tmp_path) == lines
+    (tmp_path / "x-seed0.json").write_text(json.dumps(run | {"about": {"torch": "another"}}))
+    with pytest.raises(SystemExit, match="differ from those"):
+        SCRIPT["add"](tmp_path, tmp_path)
+
+
+def test_only_missing_runs_are_planned(tmp_path):
+    from argparse import Namespace
+
+    import numpy as np
+
+    script = runpy.run_path(str(ROOT / "benchmarks" / "language.py"))
+    (settings,), lines = SCRIPT["read"]("settings"), SCRIPT["read"]("runs")
+    left = lines[3]
+    for name, records in (("settings", [settings]), ("runs", lines[:3] + lines[4:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    np.savez(tmp_path / "data.npz", about=json.dumps(settings["data"]))
+    sizes = dict.fromkeys(("batch", "length", "width", "layers", "heads"))
+    options = Namespace(
+        add_to=tmp_path, data=tmp_path / "data.npz", seeds=3, lora=False, buffers=(2.0, 0.5, 5.0), **sizes
+    )
+    (run,) = script["missing"](options).runs
+    assert {name: getattr(run, name) for name in ("method", "buffer", "seed", "lora", "beta", "buffer_size")} == {
+        name: left[name] for name in ("method", "buffer", "seed", "lora", "beta", "buffer_size")
+    }
+    np.savez(tmp_path / "data.npz", about=json.dumps({"vocabulary": 7}))
+    with pytest.raises(SystemExit, match="domains are not those"):
+        script["missing"](options)
+
+
 def test_readers_of_results_pass_it_over():
     from holdfast.experiments import load_results
 
