@@ -309,6 +309,7 @@ PLAIN = {"decay": 0.0, "target": "stored"}
 STEADY = {"alpha": 1.0, "beta": 0.2}  # both weights: between those of CLS-ER and of ESMER
 ACE = STEADY | {"asymmetric": True}
 ADJUSTED = STEADY | {"adjusted": True}
+TWICE = {"adjusted": True, "strength": 2.0}
 STORED = {"target": "stored", "decay": 0.99}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -362,7 +363,22 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted, very fast, hold": STORED | {"adjusted": True, "hold": 5.0},
     "average for evaluation only, adjusted, very fast, jitter of all": STORED
     | {"adjusted": True, "jitter": 0.4, "jitter_all": True},
-    "average for evaluation only, adjusted twice, very fast": STORED | {"adjusted": True, "strength": 2.0},
+    "average for evaluation only, adjusted twice, very fast": STORED | TWICE,
+    "average for evaluation only, adjusted thrice, very fast": STORED | TWICE | {"strength": 3.0},
+    "average for evaluation only, adjusted twice, very fast, jitter": STORED | TWICE | {"jitter": 0.4},
+    "average for evaluation only, adjusted twice, very fast, jitter of all": STORED
+    | TWICE
+    | {"jitter": 0.4, "jitter_all": True},
+    "average for evaluation only, adjusted twice, very fast, held by a slow teacher": STORED
+    | TWICE
+    | {"hold": 5.0, "teacher": 0.9995},
+    "average for evaluation only, adjusted twice, very fast, features held strongly by a slow teacher": STORED
+    | TWICE
+    | {"hold_features": 50.0, "teacher": 0.9995},
+    "average for evaluation only, adjusted twice, very fast, alpha 1": STORED | TWICE | {"alpha": 1.0},
+    "average for evaluation only, adjusted twice, very fast, beta 0.5": STORED | TWICE | {"beta": 0.5},
+    "average for evaluation only, adjusted twice, very fast, beta 0.02": STORED | TWICE | {"beta": 0.02},
+    "average as target, adjusted twice, very fast": STEADY | TWICE | {"decay": 0.99},
     # A teacher that remembers more than a task: what LwF has at task boundaries, without boundaries.
     "average for evaluation only, adjusted, very fast, held by a slow teacher": STORED
     | {"adjusted": True, "hold": 5.0, "teacher": 0.9995},
