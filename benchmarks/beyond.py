@@ -372,9 +372,9 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted twice, very fast, held by a slow teacher": STORED
     | TWICE
     | {"hold": 5.0, "teacher": 0.9995},
-    "average for evaluation only, adjusted twice, very fast, features held strongly by a slow teacher": STORED
+    "average for evaluation only, adjusted twice, very fast, features held by a slow teacher": STORED
     | TWICE
-    | {"hold_features": 50.0, "teacher": 0.9995},
+    | {"hold_features": 5.0, "teacher": 0.9995},
     "average for evaluation only, adjusted twice, very fast, alpha 1": STORED | TWICE | {"alpha": 1.0},
     "average for evaluation only, adjusted twice, very fast, beta 0.5": STORED | TWICE | {"beta": 0.5},
     "average for evaluation only, adjusted twice, very fast, beta 0.02": STORED | TWICE | {"beta": 0.02},

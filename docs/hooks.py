@@ -316,13 +316,25 @@ def rates() -> str:
     return "\n".join([*lines, ""])
 
 
+def gains() -> str:
+    """Two complete measurements of one machine, the first version and this one: rates, their ratios, and the starts."""
+    before, after = _rates("bench-h200-before.json"), _rates("bench-h200.json")
+    lines = ["| | alone | 2 runs | 4 runs | 8 runs | first start |", "|---|---:|---:|---:|---:|---:|"]
+    for name, found in after.items():
+        pairs = [(old["steps_per_second"], new["steps_per_second"]) for old, new in zip(before[name], found, strict=True)]
+        cells = [f"{old:,.0f} to {new:,.0f}, {new / old:.2f}" for old, new in pairs]
+        ready = [each[name][0]["ready_seconds"] for each in (before, after)]
+        lines += [f"| {name} | {' | '.join(cells)} | {ready[0]:.1f} to {ready[1]:.1f}{SPACE}s |"]
+    return "\n".join([*lines, ""])
+
+
 def starts() -> str:
-    """The stages of a seq-cifar10 mse run until its steps have their full speed, with and without compiled code."""
+    """The stages of seq-cifar10 runs until their steps have their full speed, with and without compiled code."""
     found = json.loads((DOCS / "bench-h200-start.json").read_text("utf-8"))
-    kinds = [found[kind] for kind in ("cold", "warm")]
+    kinds = [found[kind] for kind in ("cold", "warm", "other")]
     titles = {
         "import torch": "PyTorch is imported",
-        "CUDA context": "the device is ready, half of the compiler imported",
+        "import holdfast": "Holdfast is imported",
         "step 1": "the untrained network was tested; first step",
         "step 2": "first step with stored samples",
         "step 8": "first step with a full buffer, which is compiled",
@@ -330,7 +342,8 @@ def starts() -> str:
     rest = [sum(time for name, time in each["stages"].items() if name not in titles) for each in kinds]
     rows = [(title, [each["stages"][name] for each in kinds]) for name, title in titles.items()]
     rows += [("all else", rest), ("**together**", [each["seconds"] for each in kinds])]
-    lines = ["| | nothing compiled | next process |", "|---|---:|---:|"]
+    rows += [("without imports", [each["without_imports"] for each in kinds])]
+    lines = ["| | `mse`, nothing compiled | `mse`, next process | `er`, then |", "|---|---:|---:|---:|"]
     lines += [f"| {title} | {' | '.join(f'{time:.1f} s' for time in times)} |" for title, times in rows]
     return "\n".join([*lines, ""])
 
@@ -416,6 +429,7 @@ TABLES = {
     "commands": commands,
     "field": field,
     "full": full,
+    "gains": gains,
     "lag": lag,
     "overhead": overhead,
     "parallel": parallel,

@@ -229,10 +229,38 @@ def test_the_rates_of_the_gpu_are_as_measured(pages):
         pair = " ".join(f"{each['steps_per_second']:,.0f}" for each in (first, second))
         assert first["runs"] > second["runs"] or pair in shown
     start = json.loads((ROOT / "docs" / "bench-h200-start.json").read_text("utf-8"))
-    assert f"together {start['cold']['seconds']:.1f} s {start['warm']['seconds']:.1f} s" in shown
+    for row, key in (("together", "seconds"), ("without imports", "without_imports")):
+        assert " ".join([row, *(f"{start[kind][key]:.1f} s" for kind in ("cold", "warm", "other"))]) in shown
+    assert start["cold"]["without_imports"] > 10, "the page says that the aims were not reached"
+    assert start["warm"]["without_imports"] > 3
     for line in (ROOT / "docs" / "bench-h200-turns.jsonl").read_text("utf-8").splitlines():
         each = json.loads(line)
         assert each["what"] != "turns" or f"{each['steps_per_second']:.0f}" in shown
+
+
+def test_before_and_after_were_measured_on_one_machine(pages):
+    """The sentences of the page that would have to change with the numbers."""
+    found = {}
+    for name in ("bench-h200-before.json", "bench-h200.json"):
+        for each in json.loads((ROOT / "docs" / name).read_text("utf-8"))["device_rates"]:
+            found.setdefault((each["benchmark"], each["method"], each["runs"]), []).append(each)
+    shown = " ".join(text_of(pages, "speed.html").split())
+    ratios = {}
+    for case, (before, after) in found.items():
+        old, new = before["steps_per_second"], after["steps_per_second"]
+        ratios[case] = new / old
+        assert f"{old:,.0f} to {new:,.0f}, {new / old:.2f}" in shown
+    for method in ("er", "mse"):
+        assert 1.035 < ratios["seq-cifar10", method, 4] < 1.05, "four per cent"
+        assert 0.995 < ratios["seq-cifar10", method, 1] < 1.025, "two or nothing"
+    assert 1.14 < ratios["rot-mnist", "mse", 8] < 1.2, "a sixth"
+    before, after = found["seq-cifar10", "er", 1]
+    assert after["ready_seconds"] < before["ready_seconds"] / 2
+    processes = json.loads((ROOT / "docs" / "bench-h200-processes.json").read_text("utf-8"))["steps_per_second"]
+    assert 1.055 < processes["2x2"][0] / processes["1x4"][0] < 1.07
+    best = found["seq-cifar10", "mse", 4][1]["steps_per_second"]
+    assert max(rate for rates in processes.values() for rate in rates) < best
+    assert all(max(rates) <= max(processes["2x2"]) for rates in processes.values())
 
 
 def test_the_two_arithmetics_are_as_run():
