@@ -310,6 +310,7 @@ STEADY = {"alpha": 1.0, "beta": 0.2}  # both weights: between those of CLS-ER an
 ACE = STEADY | {"asymmetric": True}
 ADJUSTED = STEADY | {"adjusted": True}
 TWICE = {"adjusted": True, "strength": 2.0}
+THRICE = {"adjusted": True, "strength": 3.0}
 STORED = {"target": "stored", "decay": 0.99}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -364,7 +365,13 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted, very fast, jitter of all": STORED
     | {"adjusted": True, "jitter": 0.4, "jitter_all": True},
     "average for evaluation only, adjusted twice, very fast": STORED | TWICE,
-    "average for evaluation only, adjusted thrice, very fast": STORED | TWICE | {"strength": 3.0},
+    "average for evaluation only, adjusted thrice, very fast": STORED | THRICE,
+    "average for evaluation only, adjusted thrice, very fast, jitter of all": STORED
+    | THRICE
+    | {"jitter": 0.4, "jitter_all": True},
+    "average for evaluation only, adjusted thrice, very fast, features held by a slow teacher": STORED
+    | THRICE
+    | {"hold_features": 5.0, "teacher": 0.9995},
     "average for evaluation only, adjusted twice, very fast, jitter": STORED | TWICE | {"jitter": 0.4},
     "average for evaluation only, adjusted twice, very fast, jitter of all": STORED
     | TWICE

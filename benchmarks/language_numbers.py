@@ -104,24 +104,36 @@ def read(name: str, folder: Path = FOLDER) -> list[Record]:
 
 
 def numbers(folder: Path = FOLDER) -> dict[str, Any]:
-    (settings,), runs = read("settings", folder), read("runs", folder)
+    (settings,), arms = read("settings", folder), _runs_by_arm(folder)
+    (texts,), before = read("settings", folder / "earlier"), _runs_by_arm(folder / "earlier")
     stages = ("start", *settings["domains"])
-    arms: dict[str, dict[int, Record]] = {}
-    for run in runs:
-        arms.setdefault(arm_name(run["method"], run["buffer"], run["lora"]), {})[run["seed"]] = run
     made = {
         "settings": settings | _counted(settings),
         "arms": {name: _arm(seeds, stages, settings["domains"]) for name, seeds in arms.items()},
-        "pairs": {
-            name: {other: _pair(arms[name], arms[other], settings["domains"]) for other in others}
-            for name, others in _questions(arms).items()
-        },
+        "pairs": _compared(arms, settings["domains"]),
+        "earlier": {"data": texts["data"], "pairs": _compared(before, settings["domains"])},
         "speed": _beside(read("speed", folder), "method", "plain", ("seconds_per_step", "peak_memory_bytes")),
     }
     made["load"] = _load(made["arms"], 3 * settings["steps"])
     made["clear"] = _clear(made["pairs"], settings["domains"])
     rounded: dict[str, Any] = _rounded(made)
     return rounded
+
+
+def _runs_by_arm(folder: Path) -> dict[str, dict[int, Record]]:
+    """The runs of each method and buffer, by seed."""
+    arms: dict[str, dict[int, Record]] = {}
+    for run in read("runs", folder):
+        arms.setdefault(arm_name(run["method"], run["buffer"], run["lora"]), {})[run["seed"]] = run
+    return arms
+
+
+def _compared(arms: dict[str, dict[int, Record]], domains: list[str]) -> Record:
+    """What was asked about pairs of arms, answered."""
+    return {
+        name: {other: _pair(arms[name], arms[other], domains) for other in others}
+        for name, others in _questions(arms).items()
+    }
 
 
 def arm_name(method: str, buffer: float = 0.0, lora: bool = False) -> str:

@@ -188,12 +188,13 @@ def agreement() -> str:
 
 
 def language(kind: str) -> str:
-    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs or cost."""
+    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs, twice or cost."""
     found = json.loads((DOCS / "pictures" / "language-models.json").read_text("utf-8"))
     made = {
         "perplexity": lambda: _perplexities(found, [name for name in found["arms"] if not name.startswith("lora-")]),
         "lora": lambda: _perplexities(found, [name for name in found["arms"] if name.startswith("lora-")]),
         "pairs": lambda: _pairs(found),
+        "twice": lambda: _twice(found),
         "cost": lambda: _cost(found),
     }
     return "\n".join([*made[kind](), ""])
@@ -232,6 +233,20 @@ def _pairs(found: dict[str, Any]) -> list[str]:
         for other, pair in found["pairs"][name].items():
             if "replay-" in other:
                 lines += [f"| {title} | {' | '.join(_ratio(pair[column]) for column in columns)} |"]
+    return lines
+
+
+def _twice(found: dict[str, Any]) -> list[str]:
+    """The same ratios without LoRA, and beside each that of the earlier runs with other texts."""
+    domains = found["settings"]["domains"]
+    lines = [f"| | {' | '.join(f'{name} | other texts' for name in domains)} |", f"|---|{2 * len(domains) * '---:|'}"]
+    named = [name for name in found["pairs"] if not name.startswith(("lora-", "replay-"))]
+    for name in sorted(named, key=_arm_order):
+        for other, pair in found["pairs"][name].items():
+            cells = [
+                _ratio(each[domain]) for domain in domains for each in (pair, found["earlier"]["pairs"][name][other])
+            ]
+            lines += [f"| {_arm_title(name)} | {' | '.join(cells)} |"]
     return lines
 
 
@@ -321,7 +336,9 @@ def gains() -> str:
     before, after = _rates("bench-h200-before.json"), _rates("bench-h200.json")
     lines = ["| | alone | 2 runs | 4 runs | 8 runs | first start |", "|---|---:|---:|---:|---:|---:|"]
     for name, found in after.items():
-        pairs = [(old["steps_per_second"], new["steps_per_second"]) for old, new in zip(before[name], found, strict=True)]
+        pairs = [
+            (old["steps_per_second"], new["steps_per_second"]) for old, new in zip(before[name], found, strict=True)
+        ]
         cells = [f"{old:,.0f} to {new:,.0f}, {new / old:.2f}" for old, new in pairs]
         ready = [each[name][0]["ready_seconds"] for each in (before, after)]
         lines += [f"| {name} | {' | '.join(cells)} | {ready[0]:.1f} to {ready[1]:.1f}{SPACE}s |"]

@@ -29,10 +29,8 @@ def test_the_runs_are_whole():
     runs = SCRIPT["read"]("runs")
     full = {(method, buffer) for method in ("replay", "kl", "mse", "linf") for buffer in (0.5, 2.0, 5.0)}
     arms = {(False, *each) for each in full | {("plain", 0.0), ("joint", 0.0)}}
-    arms |= {(True, method, buffer) for method, buffer in full if buffer == 2.0} | {(True, "plain", 0.0)}
-    assert {(run["lora"], run["method"], run["buffer"]) for run in runs} == arms
-    thrice = {each for each in arms if not (each[0] and each[1] in ("kl", "mse", "linf"))}
-    told = {(*each, seed) for each in arms for seed in range(3 if each in thrice else 2)}
+    arms |= {(True, *each) for each in full | {("plain", 0.0)}}
+    told = {(*each, seed) for each in arms for seed in range(3)}
     assert sorted((run["lora"], run["method"], run["buffer"], run["seed"]) for run in runs) == sorted(told)
     for run in runs:
         assert [len(row) for row in run["perplexity"]] == [3] * 4
@@ -88,49 +86,75 @@ def test_what_the_page_says_is_so(found):
     def end(name, domain):
         return arms[name]["numbers"][domain]["mean"]
 
-    assert 0.32 < found["settings"]["stage_share"] < 0.35, "a third of the samples"
+    assert 0.4 < found["settings"]["stage_share"] < 0.45, "less than half of the samples"
     for size in ("0_5", "2", "5"):
         assert abs(end(f"replay-{size}", "numbers") / end("plain", "numbers") - 1) < 0.1
     for size in ("2", "5"):
         assert all(pairs[f"replay-{size}"]["plain"][domain]["clear"] == "lower" for domain in ("code", "prose"))
-    assert pairs["replay-0_5"]["plain"]["code"]["lower"] == 0, "no better with any seed"
-    assert all(pairs["replay-5"]["joint"][domain]["clear"] == "higher" for domain in ("code", "prose"))
+    assert 0.9 < pairs["replay-0_5"]["plain"]["code"]["ratio"] < 1, "hardly better"
+    assert [pairs["replay-5"]["joint"][domain]["clear"] for domain in ("code", "prose")] == ["higher", "open"]
     tiny, small, large = (
         {name: pairs[f"{name}-{size}"][f"replay-{size}"] for name in regularizers} for size in ("0_5", "2", "5")
     )
-    for each in (*tiny.values(), *small.values(), large["mse"], large["linf"]):
+    for each in (*tiny.values(), small["mse"], small["linf"]):
         assert each["code"]["clear"] == each["prose"]["clear"] == "lower"
     ratios = {name: each["code"]["ratio"] for name, each in tiny.items()}
     assert (min(ratios, key=ratios.get), max(ratios, key=ratios.get)) == ("kl", "mse")
     assert all(0.44 <= each["prose"]["ratio"] < 0.56 for each in tiny.values()), "about half"
-    assert all(0.65 < each["code"]["ratio"] < 0.75 for each in small.values()), "a quarter to a third"
-    assert all(0.77 < each["prose"]["ratio"] < 0.83 for each in small.values()), "about a fifth"
-    pairs_of = [(large[name], domain) for name in ("mse", "linf") for domain in ("code", "prose")]
-    assert all(0.9 <= each[domain]["ratio"] < 0.94 for each, domain in pairs_of), "about a tenth"
-    assert large["kl"]["code"]["clear"] == large["kl"]["prose"]["clear"] == "open"
-    assert all(each["kl"]["numbers"]["clear"] == "higher" for each in (small, large))
-    assert all(1.2 < each["kl"]["numbers"]["ratio"] < 1.25 for each in (small, large)), "almost a quarter"
+    assert all(0.65 < each["code"]["ratio"] < 0.755 for each in small.values()), "a quarter to a third"
+    assert all(0.82 < each["prose"]["ratio"] < 0.88 for each in small.values()), "about a seventh"
+    assert all(each[domain]["lower"] == 3 for each in small.values() for domain in ("code", "prose"))
+    assert (small["kl"]["code"]["clear"], small["kl"]["prose"]["clear"]) == ("lower", "open")
+    for name in ("mse", "linf"):
+        assert 0.93 < large[name]["code"]["ratio"] < 0.96, "a twentieth"
+        assert {each["clear"] for each in large[name].values()} == {"open"}
+    assert [large["kl"][domain]["clear"] for domain in ("code", "prose", "numbers")] == ["open", "higher", "higher"]
+    assert all(each["kl"]["numbers"]["lower"] == 0 for each in (small, large))
     others = [each[name]["numbers"]["clear"] for each in (tiny, small, large) for name in ("mse", "linf")]
     assert set(others) == {"open"}
     for size in ("2", "5"):
         alone = arms[f"replay-{size}"]["code"]["code"]["values"]
-        assert all(map(float.__gt__, arms[f"kl-{size}"]["code"]["code"]["values"], alone)), "a little higher too"
+        assert all(map(float.__gt__, arms[f"kl-{size}"]["code"]["code"]["values"], alone)), "higher too"
     tried = {run["beta"]: run["validation"] for run in SCRIPT["read"]("tuning") if run["method"] == "kl"}
     assert tried[5.0][0] > tried[50.0][0], "a smaller weight holds less"
 
 
+def test_what_the_page_says_of_other_texts_is_so(found):
+    before = found["earlier"]["pairs"]
+    for size in ("0_5", "2"):
+        for name in ("kl", "mse", "linf"):
+            for pairs in (before, found["pairs"]):
+                assert pairs[f"{name}-{size}"][f"replay-{size}"]["code"]["clear"] == "lower"
+                assert pairs[f"{name}-{size}"][f"replay-{size}"]["prose"]["lower"] == 3
+    for name in ("mse", "linf"):
+        for domain in ("code", "prose"):
+            each = before[f"{name}-5"]["replay-5"][domain]
+            assert each["clear"] == "lower"
+            assert 0.9 <= each["ratio"] < 0.94, "a tenth"
+    assert found["earlier"]["data"] != found["settings"]["data"]
+
+
 def test_what_the_page_says_of_lora_and_of_cost_is_so(found):
-    arms, pairs, speed = (found[name] for name in ("arms", "pairs", "speed"))
+    arms, pairs = found["arms"], found["pairs"]
     for stage, domain in (("prose", "prose"), ("numbers", "numbers")):
         lora = [each[stage][domain]["mean"] for name, each in arms.items() if name.startswith("lora-")]
-        assert min(lora) > 2.5 * arms["plain"][stage][domain]["mean"], "the adapter learns them worse"
+        assert min(lora) > 2.3 * arms["plain"][stage][domain]["mean"], "the adapter learns them worse"
     assert arms["lora-plain"]["numbers"]["code"]["mean"] > 1.5 * arms["lora-plain"]["code"]["code"]["mean"]
-    assert arms["lora-replay-2"]["numbers"]["code"]["mean"] < 1.02 * arms["lora-replay-2"]["code"]["code"]["mean"]
+    assert arms["lora-plain"]["numbers"]["code"]["mean"] < arms["plain"]["numbers"]["code"]["mean"], "forgets less"
+    for size in ("2", "5"):
+        assert (
+            arms[f"lora-replay-{size}"]["numbers"]["code"]["mean"]
+            < 1.03 * arms[f"lora-replay-{size}"]["code"]["code"]["mean"]
+        )
+        kl, *others = (pairs[f"lora-{name}-{size}"][f"lora-replay-{size}"] for name in ("kl", "mse", "linf"))
+        assert kl["all"]["clear"] == kl["numbers"]["clear"] == "higher"
+        assert all(each[domain]["clear"] == "open" for each in others for domain in ("code", "prose", "all"))
+        assert all(1.03 < each["numbers"]["ratio"] < 1.06 and each["numbers"]["lower"] == 0 for each in others)
     for name in ("kl", "mse", "linf"):
-        pair = pairs[f"lora-{name}-2"]["lora-replay-2"]
-        assert {each["clear"] for each in pair.values()} == {"open"}
-        assert (max(each["lower"] for each in pair.values()) == 0) == (name == "kl")
-    assert speed["replay"]["seconds_per_step"] < speed["plain"]["seconds_per_step"]
+        pair = pairs[f"lora-{name}-0_5"]["lora-replay-0_5"]
+        assert all(
+            pair[domain]["clear"] == "lower" and 0.75 < pair[domain]["ratio"] < 0.83 for domain in ("code", "prose")
+        )
     assert found["load"]["mse"]["ratio"] <= found["load"]["linf"]["ratio"] <= found["load"]["kl"]["ratio"]
 
 
