@@ -312,6 +312,8 @@ ADJUSTED = STEADY | {"adjusted": True}
 TWICE = {"adjusted": True, "strength": 2.0}
 THRICE = {"adjusted": True, "strength": 3.0}
 STORED = {"target": "stored", "decay": 0.99}
+JITTER_ALL = {"jitter": 0.4, "jitter_all": True}
+HELD, FEATURES_HELD = {"hold": 5.0, "teacher": 0.9995}, {"hold_features": 5.0, "teacher": 0.9995}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
 CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target": STEADY,
@@ -362,39 +364,42 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, asymmetric, very fast, contrast": STORED
     | {"asymmetric": True, "jitter": 0.4, "contrast": 0.5},
     "average for evaluation only, adjusted, very fast, hold": STORED | {"adjusted": True, "hold": 5.0},
-    "average for evaluation only, adjusted, very fast, jitter of all": STORED
-    | {"adjusted": True, "jitter": 0.4, "jitter_all": True},
+    "average for evaluation only, adjusted, very fast, jitter of all": STORED | {"adjusted": True} | JITTER_ALL,
+    # The longer a task, the more the network prefers its classes, and the more there is to adjust.
     "average for evaluation only, adjusted twice, very fast": STORED | TWICE,
     "average for evaluation only, adjusted thrice, very fast": STORED | THRICE,
-    "average for evaluation only, adjusted thrice, very fast, jitter of all": STORED
-    | THRICE
-    | {"jitter": 0.4, "jitter_all": True},
+    "average for evaluation only, adjusted four times, very fast": STORED | THRICE | {"strength": 4.0},
+    "average for evaluation only, adjusted six times, very fast": STORED | THRICE | {"strength": 6.0},
+    "average for evaluation only, adjusted ten times, very fast": STORED | THRICE | {"strength": 10.0},
+    "average for evaluation only, adjusted thrice, asymmetric, very fast": STORED | THRICE | {"asymmetric": True},
+    "average as target, adjusted thrice, very fast": STEADY | THRICE | {"decay": 0.99},
+    "average for evaluation only, adjusted thrice, very fast, beta 0.02": STORED | THRICE | {"beta": 0.02},
+    "average for evaluation only, adjusted thrice, very fast, jitter of all": STORED | THRICE | JITTER_ALL,
+    "average for evaluation only, adjusted thrice, very fast, held by a slow teacher": STORED | THRICE | HELD,
     "average for evaluation only, adjusted thrice, very fast, features held by a slow teacher": STORED
     | THRICE
-    | {"hold_features": 5.0, "teacher": 0.9995},
-    "average for evaluation only, adjusted twice, very fast, jitter": STORED | TWICE | {"jitter": 0.4},
-    "average for evaluation only, adjusted twice, very fast, jitter of all": STORED
+    | FEATURES_HELD,
+    "average for evaluation only, adjusted twice, very fast, jitter of all, features held by a slow teacher": STORED
     | TWICE
-    | {"jitter": 0.4, "jitter_all": True},
-    "average for evaluation only, adjusted twice, very fast, held by a slow teacher": STORED
-    | TWICE
-    | {"hold": 5.0, "teacher": 0.9995},
-    "average for evaluation only, adjusted twice, very fast, features held by a slow teacher": STORED
-    | TWICE
-    | {"hold_features": 5.0, "teacher": 0.9995},
-    "average for evaluation only, adjusted twice, very fast, alpha 1": STORED | TWICE | {"alpha": 1.0},
-    "average for evaluation only, adjusted twice, very fast, beta 0.5": STORED | TWICE | {"beta": 0.5},
-    "average for evaluation only, adjusted twice, very fast, beta 0.02": STORED | TWICE | {"beta": 0.02},
-    "average as target, adjusted twice, very fast": STEADY | TWICE | {"decay": 0.99},
+    | JITTER_ALL
+    | FEATURES_HELD,
+    "average for evaluation only, adjusted thrice, very fast, jitter of all, features held by a slow teacher": STORED
+    | THRICE
+    | JITTER_ALL
+    | FEATURES_HELD,
     # A teacher that remembers more than a task: what LwF has at task boundaries, without boundaries.
-    "average for evaluation only, adjusted, very fast, held by a slow teacher": STORED
-    | {"adjusted": True, "hold": 5.0, "teacher": 0.9995},
+    "average for evaluation only, adjusted, very fast, held by a slow teacher": STORED | {"adjusted": True} | HELD,
     "average for evaluation only, adjusted, very fast, held strongly by a slow teacher": STORED
-    | {"adjusted": True, "hold": 50.0, "teacher": 0.9995},
+    | {"adjusted": True}
+    | HELD
+    | {"hold": 50.0},
     "average for evaluation only, adjusted, very fast, features held by a slow teacher": STORED
-    | {"adjusted": True, "hold_features": 5.0, "teacher": 0.9995},
+    | {"adjusted": True}
+    | FEATURES_HELD,
     "average for evaluation only, adjusted, very fast, features held strongly by a slow teacher": STORED
-    | {"adjusted": True, "hold_features": 50.0, "teacher": 0.9995},
+    | {"adjusted": True}
+    | FEATURES_HELD
+    | {"hold_features": 50.0},
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},
     "average as target, cutmix, hold": STEADY | CUTMIX | {"hold": 1.0},
@@ -459,6 +464,7 @@ def summary(runs: dict[str, list[RunConfig]], out: Path) -> list[dict[str, Any]]
             table.append(
                 {
                     "candidate": name,
+                    "benchmark": config.benchmark,
                     "network": config.model,
                     **{each: getattr(config, each) for each in ("epochs", "buffer_size", "validation")},
                     "seeds": [each["seed"] for each in stored],

@@ -88,31 +88,39 @@ def chaos() -> str:
 
 
 def parallel() -> str:
-    """What benchmarks/data_parallel.py found: accuracy by method, as on one GPU and on several."""
+    """What benchmarks/data_parallel.py found: accuracy by network and method, as on one GPU and on several."""
     lines = ["| | 1 GPU | 2 GPUs | 4 GPUs |", "|---|---:|---:|---:|"]
-    for method, cells in parallel_runs().items():
-        lines += [f"| {method} | {' | '.join(_spread(values) for values in cells)} |"]
+    for (network, epochs, method), cells in parallel_runs().items():
+        title = (
+            f"{'whole' if network == 'resnet18' else 'narrow'} network, {epochs} epoch{'s' * (epochs > 1)}, {method}"
+        )
+        lines += [f"| {title} | {' | '.join(_spread(cells[gpus]) if gpus in cells else '' for gpus in (1, 2, 4))} |"]
     return "\n".join([*lines, ""])
 
 
-def parallel_runs() -> dict[str, list[list[float]]]:
-    """The accuracies by method, for one GPU, two and four."""
-    found: dict[str, list[list[float]]] = {}
+def parallel_runs() -> dict[tuple[str, int, str], dict[int, list[float]]]:
+    """The accuracies by network, epochs and method, then by number of GPUs."""
+    found: dict[tuple[str, int, str], dict[int, list[float]]] = {}
     path = DOCS.parent / "results" / "second-opinion" / "data-parallel.jsonl"
     for line in path.read_text("utf-8").splitlines():
         row = json.loads(line)
-        found.setdefault(row["method"], []).append(row["accuracies"])
+        network, gpus = re.fullmatch(r"(.*?)(?:-(\d)-gpus)?", row["model"]).groups()  # type: ignore[union-attr]
+        found.setdefault((network, row["epochs"], row["method"]), {})[int(gpus or 1)] = row["accuracies"]
     return found
 
 
-def candidates(network: str) -> str:
-    """What benchmarks/beyond.py found with a network, a row per candidate, the best first."""
+def candidates(which: str) -> str:
+    """What benchmarks/beyond.py found with a network and so many epochs a task: a row per candidate, the best first."""
+    network, epochs = which.split()
     lines = ["| candidate | runs | accuracy (%) | on the first four tasks | on the last |", "|---|---:|---:|---:|---:|"]
     for row in _lines("candidates.jsonl"):
-        if row["network"] == network:
+        if (row["network"], row["epochs"]) == (network, int(epochs)):
             values, tasks = row["accuracies"], row["last"]
-            old, new = fmean(value for each in tasks for value in each[:-1]), fmean(each[-1] for each in tasks)
-            lines += [f"| {row['candidate']} | {len(values)} | {_spread(values)} | {old:.1f} | {new:.1f} |"]
+            cells = ["the loss became infinite", "", ""]
+            if values:
+                old, new = fmean(value for each in tasks for value in each[:-1]), fmean(each[-1] for each in tasks)
+                cells = [_spread(values), f"{old:.1f}", f"{new:.1f}"]
+            lines += [f"| {row['candidate']} | {len(values)} | {' | '.join(cells)} |"]
     return "\n".join([*lines, ""])
 
 
