@@ -3,6 +3,7 @@
 import json
 import runpy
 from statistics import fmean, stdev
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,6 +92,28 @@ def test_readers_of_results_pass_it_over():
     found = load_results(ROOT / "results" / "second-opinion")
     assert len(found) == 0
     assert found.skipped == []
+
+
+def test_what_the_page_says_of_seeds_and_settings_is_so(found):
+    chosen, l1 = found["chosen"], found["l1"]
+    assert chosen["cells"] == 22
+    assert chosen["ours"] == pytest.approx(chosen["published"], rel=0.15), "about the same"
+    assert chosen["best"]["10"]["gain"] > 1 > chosen["best"]["5"]["gain"]
+    assert chosen["best"]["10"]["spread"] < 0.6 * chosen["published"]
+    assert chosen["best"]["10"]["p"] < 0.05 < chosen["best"]["5"]["p"]
+    assert l1["given"]["200"] < l1["paper"]["200"] - 10
+    assert all(abs(l1["tenth"][size] - l1["paper"][size]) < 1.5 for size in ("200", "500"))
+
+
+def test_the_best_of_more_runs_by_tables():
+    """Expected order statistics of ten normal draws are printed in tables: 1.5388, 1.0014 and 0.6561 for the best."""
+    cell = SimpleNamespace(values=(1.0, 2.0, 3.0), n=3, published=SimpleNamespace(std=1.0))
+    found = SCRIPT["chosen_seeds"]([cell] * 4)
+    assert (found["ours"], found["published"], found["freedom"]) == (1.0, 1.0, 8)
+    assert found["best"]["10"]["gain"] == pytest.approx((1.5388 + 1.0014 + 0.6561) / 3, abs=0.01)
+    three = SCRIPT["chosen_seeds"]([cell] * 4, (3,))["best"]["3"]
+    assert (three["gain"], three["spread"]) == pytest.approx((0.0, 1.0), abs=0.02), "nothing is chosen"
+    assert three["p"] == pytest.approx(0.5, abs=0.1)
 
 
 def test_what_the_page_says_of_several_gpus_is_so():
