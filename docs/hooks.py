@@ -21,7 +21,7 @@ from holdfast.report import gather, markdown_table
 DOCS = Path(__file__).resolve().parent
 BEYOND = DOCS.parent / "results" / "beyond"
 TABLE = re.compile(r"<!-- (\w+) -->")
-CANDIDATES = re.compile(r"<!-- candidates: (\w+) -->")
+CANDIDATES = re.compile(r"<!-- candidates: (\w+ \d+) -->")
 LANGUAGE = re.compile(r"<!-- language: (\w+) -->")
 FINDINGS = re.compile(r"<!-- findings: (\S+) -->")
 OUTSIDE = re.compile(r"(\[[^\]]*\]\()((?:\.\./)+results/[^)]+\.svg)\)")

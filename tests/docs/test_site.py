@@ -210,6 +210,16 @@ def test_findings_come_from_the_analysis(pages):
     assert (robust[0].label, robust[-1].label) == ("kl", "l1"), "the page says so"
 
 
+def test_every_table_that_a_page_asks_for_is_there(site):
+    """A request that nobody answers would stay as a comment, which a reader does not see."""
+    left = re.compile(r"<!-- (?!test:)[^\n]*-->")
+    asked = [path for path in (ROOT / "docs").rglob("*.md") if left.search(path.read_text("utf-8"))]
+    assert len(asked) > 5
+    for path in asked:
+        page = site / path.relative_to(ROOT / "docs").with_suffix(".html")
+        assert not left.findall(page.read_text("utf-8")), path
+
+
 def test_the_overhead_is_as_measured(pages):
     measured = (ROOT / "docs" / "bench-observe.txt").read_text("utf-8").split()
     shown = text_of(pages, "speed.html").split()
