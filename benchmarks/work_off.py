@@ -113,7 +113,7 @@ def work_off(
 
     Results are written to `small` as they come, as single files, so that nothing is lost with the machine.
     """
-    runner = FleetRunner(fleet)
+    runner, tell = FleetRunner(fleet), Teller()
 
     def watch(event: Event) -> None:
         tell(event)
@@ -126,10 +126,26 @@ def work_off(
         )
 
 
-def tell(event: Event) -> None:
-    if event.kind != "moved":
-        now = time.monotonic() - BEGAN
-        print(f"{now:6.0f} s  {event.kind} {event.config.title} {event.error}".rstrip(), flush=True)
+class Teller:
+    """Prints what becomes of runs, and every `often` seconds how far those are that go on."""
+
+    def __init__(self, often: float = 60.0) -> None:
+        self._often, self._told = often, time.monotonic()
+        self._far: dict[RunConfig, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("started", "moved"):
+            self._far[event.config] = event.fraction
+        else:
+            self._far.pop(event.config, None)
+        if event.kind != "moved":
+            self._print(f"{event.kind} {event.config.title} {event.error}".rstrip())
+        elif time.monotonic() - self._told >= self._often:
+            self._print(", ".join(f"{config.title} {far:.0%}" for config, far in self._far.items()))
+            self._told = time.monotonic()
+
+    def _print(self, text: str) -> None:
+        print(f"{time.monotonic() - BEGAN:6.0f} s  {text}", flush=True)
 
 
 def small_name(config: RunConfig) -> str:

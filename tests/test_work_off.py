@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.experiments import load_results
 from holdfast.results import find
+from holdfast.sweep import Event
 from holdfast.training import run
 
 ROOT = Path(__file__).parents[1]
@@ -130,3 +132,24 @@ def test_it_needs_no_extras(tmp_path, queue):
     assert done.returncode == 0, done.stderr
     assert "5 runs done" in done.stdout
     assert json.loads(next((tmp_path / "o").rglob("result.json")).read_text())["accuracy"] > 10
+
+
+def test_now_and_then_it_says_how_far_the_runs_are(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(work_off.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(work_off, "BEGAN", 0.0)
+    first, second = (RunConfig.preset("seq-mnist", "er", buffer_size=200, seed=seed) for seed in (0, 1))
+    tell = work_off.Teller(often=60.0)
+
+    def at(seconds, kind, config, fraction=0.0):
+        clock[0] = seconds
+        tell(Event(kind, config, fraction))
+        return capsys.readouterr().out.split("  ")[-1].strip()
+
+    assert at(1, "started", first) == f"started {first.title}"
+    assert at(2, "started", second) == f"started {second.title}"
+    assert at(30, "moved", first, 0.25) == ""
+    assert at(70, "moved", second, 0.5) == f"{first.title} 25%, {second.title} 50%"
+    assert at(80, "moved", second, 0.6) == ""
+    assert at(90, "done", first) == f"done {first.title}"
+    assert at(140, "moved", second, 0.9) == f"{second.title} 90%"
