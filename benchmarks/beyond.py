@@ -117,17 +117,17 @@ class Candidate(Ballast):
         contrast: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted}
+        ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(hold=hold, hold_features=hold_features, contrast=contrast, strength=strength)
+        check_weights(hold=hold, hold_features=hold_features, contrast=contrast)
         check_shares(jitter=jitter, teacher=teacher)
         if not decay and (target == "average" or hold or hold_features):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
         self.regularizer, self.statistics = REGULARIZERS[regularizer], statistics
-        self.mix, self.jitter, self.jitter_all, self.strength = mix, jitter, jitter_all, strength
+        self.mix, self.jitter, self.jitter_all = mix, jitter, jitter_all
         self.hold, self.hold_features, self.contrast = hold, hold_features, contrast
         self.teacher_decay = teacher
         self.teacher = deepcopy(self.average) if teacher else self.average
@@ -166,8 +166,8 @@ class Candidate(Ballast):
         if self.asymmetric:
             outputs = outputs.masked_fill(absent, -1e9)
         if self.adjusted:
-            counts = self.strength * self._counts(outputs, y, drawn.y).log()
-            outputs, now = outputs + counts, now + counts
+            advantage = self.strength * self._counts(outputs, y, drawn.y).log()
+            outputs, now = outputs + advantage, now + advantage
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)

@@ -273,7 +273,7 @@ def test_contract(beyond, settings):
     check_learner(beyond.Candidate, config)
 
 
-FINAL = {"target", "decay", "asymmetric", "adjusted", "balanced"}
+FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced"}
 
 
 def beyond_or_ballast(config):
@@ -282,7 +282,13 @@ def beyond_or_ballast(config):
     return "ballast" if settings.keys() <= FINAL and settings.get("decay") != 0 else "beyond"
 
 
-IDEAS = [{}, {"asymmetric": True}, {"adjusted": True, "balanced": True}, {"target": "stored"}]
+IDEAS = [
+    {},
+    {"asymmetric": True},
+    {"adjusted": True, "balanced": True},
+    {"adjusted": True, "strength": 3.0},
+    {"target": "stored"},
+]
 
 
 @pytest.mark.parametrize("ideas", IDEAS, ids=str)

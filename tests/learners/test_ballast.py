@@ -20,7 +20,7 @@ from learners.conftest import (
     tiny_run,
 )
 
-IDEAS = [{}, {"asymmetric": True}, {"adjusted": True}, {"target": "stored"}]
+IDEAS = [{}, {"asymmetric": True}, {"adjusted": True}, {"adjusted": True, "strength": 2.5}, {"target": "stored"}]
 
 
 def ballast(model, **options) -> Ballast:
@@ -60,7 +60,7 @@ def test_ten_steps(kind, replay_size, ideas):
                 absent = sorted(seen - set(y.tolist()))
                 left_alone += len(absent)
                 outputs = outputs.index_fill(1, torch.tensor(absent, dtype=torch.int64), -1e9)
-            added = adjustment(y, drawn.y) if "adjusted" in ideas else 0.0
+            added = ideas.get("strength", 1.0) * adjustment(y, drawn.y) if "adjusted" in ideas else 0.0
             current = cross_entropies(outputs + added, y).mean()
             replay = cross_entropies(now + added, drawn.y).mean()
             loss = current + 0.7 * replay + 0.5 * consistency
@@ -110,6 +110,7 @@ def test_it_remembers_what_sgd_forgets(ideas):
     [
         ({"beta": -0.1}, "beta must be a finite number of at least 0, not -0.1"),
         ({"alpha": float("inf")}, "alpha must be a finite number"),
+        ({"strength": -1.0}, "strength must be a finite number of at least 0"),
         ({"target": "mean"}, "unknown target 'mean'"),
         ({"decay": 1.1}, "decay must lie between 0 and 1, not at 1.1"),
         ({"loss": torch.nn.functional.mse_loss}, "leave out loss="),

@@ -55,6 +55,8 @@ class Ballast(ReplayLearner):
     asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it. Default: False.
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent. Default: False.
+    strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
+        network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
     """
 
     grows = False
@@ -72,17 +74,18 @@ class Ballast(ReplayLearner):
         decay: float = 0.999,
         asymmetric: bool = False,
         adjusted: bool = False,
+        strength: float = 1.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(alpha=alpha, beta=beta)
+        check_weights(alpha=alpha, beta=beta, strength=strength)
         check_shares(decay=decay)
         if target not in TARGETS:
             raise unknown_name("target", target, list(TARGETS))
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.asymmetric, self.adjusted = asymmetric, adjusted
+        self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
         self.average = deepcopy(self.model).requires_grad_(False)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
@@ -109,8 +112,8 @@ class Ballast(ReplayLearner):
         if self.asymmetric:
             outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         if self.adjusted:
-            counts = self._counts(outputs, y, drawn.y).log()
-            outputs, now = outputs + counts, now + counts
+            advantage = self.strength * self._counts(outputs, y, drawn.y).log()
+            outputs, now = outputs + advantage, now + advantage
         current, replay = self.criterion(outputs, y), self.criterion(now, drawn.y)
         total = current + self.alpha * replay + self.beta * consistency
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
