@@ -105,6 +105,16 @@ def test_what_the_page_says_of_seeds_and_settings_is_so(found):
     assert all(abs(l1["tenth"][size] - l1["paper"][size]) < 1.5 for size in ("200", "500"))
 
 
+def test_what_the_page_says_of_er_is_so(found):
+    accuracy = found["er"]["accuracy"]
+    assert accuracy["holdfast"]["n"] == accuracy["second"]["n"] == 12
+    assert accuracy["interval90"][0] < 0 < accuracy["interval90"][1] < 4, "not higher by four points"
+    runs = [json.loads(line) for line in (ROOT / "results/second-opinion/er.jsonl").read_text("utf-8").splitlines()]
+    assert {(run["code"], run["seed"]) for run in runs} == {
+        (code, seed) for code in ("holdfast", "second-opinion") for seed in range(12)
+    }
+
+
 def test_the_best_of_more_runs_by_tables():
     """Expected order statistics of ten normal draws are printed in tables: 1.5388, 1.0014 and 0.6561 for the best."""
     cell = SimpleNamespace(values=(1.0, 2.0, 3.0), n=3, published=SimpleNamespace(std=1.0))
