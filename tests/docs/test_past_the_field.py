@@ -30,7 +30,7 @@ def test_the_runs_are_whole(runs):
     assert len(read("lag.jsonl")) == 3 * len(shares) == 45
 
 
-KINDS = {("resnet18", 5): 1, ("resnet18", 20): 1, ("narrow", 1): 1, ("mlp", 10): 3}
+KINDS = {("resnet18", 5): 1, ("resnet18", 20): 1, ("narrow", 1): 1, ("narrow", 3): 1, ("mlp", 10): 3}
 """Runs of each candidate, by network and epochs."""
 
 
@@ -106,6 +106,8 @@ def test_what_the_page_says_of_longer_runs_is_so(runs):
     assert max(long, key=lambda name: long[name]["task_il"][0]) == f"{thrice}, features held by a slow teacher"
     assert 6 < accuracy[base] - accuracy[f"{base}, jitter"] < 6.5, "by six points"
     assert 0 < runs["resnet18", 5, twice]["accuracies"][0] - runs["resnet18", 5, base]["accuracies"][0] < 1
+
+    assert [round(runs["narrow", 3, name]["accuracies"][0]) for name in (base, thrice)] == [51, 45]
 
     digits = {name: fmean(row["accuracies"]) for (*kind, name), row in runs.items() if kind == ["mlp", 10]}
     four, six, ten = (base.replace("adjusted", f"adjusted {times} times") for times in ("four", "six", "ten"))
