@@ -37,7 +37,6 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
-from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -77,9 +76,9 @@ class Candidate(Ballast):
     asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it, as in ER-ACE.
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent.
+    strength: how many times `adjusted` adds that logarithm.
     mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
         the same shares. The averaged network sees the samples unmixed.
-    strength: how many times `adjusted` adds that logarithm.
     jitter: how strongly drawn images are cropped, scaled and recoloured for the network, 0 to 1. The averaged network
         sees them as they are.
     jitter_all: whether images of the minibatch are treated like drawn ones, also for the outputs that are stored.
@@ -107,8 +106,8 @@ class Candidate(Ballast):
         statistics: str = "own",
         asymmetric: bool = False,
         adjusted: bool = False,
-        mix: str = "none",
         strength: float = 1.0,
+        mix: str = "none",
         jitter: float = 0.0,
         jitter_all: bool = False,
         hold: float = 0.0,
@@ -125,7 +124,7 @@ class Candidate(Ballast):
         check_weights(hold=hold, hold_features=hold_features, contrast=contrast)
         check_shares(jitter=jitter, teacher=teacher)
         if not decay and (target == "average" or hold or hold_features):
-            raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
+            raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and hold_features=0.')
         self.regularizer, self.statistics = REGULARIZERS[regularizer], statistics
         self.mix, self.jitter, self.jitter_all = mix, jitter, jitter_all
         self.hold, self.hold_features, self.contrast = hold, hold_features, contrast
@@ -216,8 +215,7 @@ class Candidate(Ballast):
         """As in Ballast; the teacher follows the network, too."""
         super().commit(losses)
         if self.teacher_decay:
-            limit = (1 - 1 / (self.updates + 1)).clamp(max=self.teacher_decay)
-            follow(self.teacher, self.model, 1 - limit)
+            self._follow(self.teacher, self.teacher_decay)
 
     def extra_state(self) -> dict[str, Any]:
         """The teacher is saved if it is a network of its own."""
@@ -305,12 +303,16 @@ def estimate_statistics(network: nn.Module, view: Tensor, size: int = 64) -> Non
         norm.momentum = momentum
 
 
+def adjusted(times: float) -> dict[str, Any]:
+    """Settings: cross-entropy is adjusted so many times."""
+    return {"adjusted": True, "strength": float(times)}
+
+
 PLAIN = {"decay": 0.0, "target": "stored"}
 STEADY = {"alpha": 1.0, "beta": 0.2}  # both weights: between those of CLS-ER and of ESMER
 ACE = STEADY | {"asymmetric": True}
 ADJUSTED = STEADY | {"adjusted": True}
-TWICE = {"adjusted": True, "strength": 2.0}
-THRICE = {"adjusted": True, "strength": 3.0}
+TWICE, THRICE = adjusted(2), adjusted(3)
 STORED = {"target": "stored", "decay": 0.99}
 JITTER_ALL = {"jitter": 0.4, "jitter_all": True}
 HELD, FEATURES_HELD = {"hold": 5.0, "teacher": 0.9995}, {"hold_features": 5.0, "teacher": 0.9995}
@@ -368,9 +370,9 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     # The longer a task, the more the network prefers its classes, and the more there is to adjust.
     "average for evaluation only, adjusted twice, very fast": STORED | TWICE,
     "average for evaluation only, adjusted thrice, very fast": STORED | THRICE,
-    "average for evaluation only, adjusted four times, very fast": STORED | THRICE | {"strength": 4.0},
-    "average for evaluation only, adjusted six times, very fast": STORED | THRICE | {"strength": 6.0},
-    "average for evaluation only, adjusted ten times, very fast": STORED | THRICE | {"strength": 10.0},
+    "average for evaluation only, adjusted four times, very fast": STORED | adjusted(4),
+    "average for evaluation only, adjusted six times, very fast": STORED | adjusted(6),
+    "average for evaluation only, adjusted ten times, very fast": STORED | adjusted(10),
     "average for evaluation only, adjusted thrice, asymmetric, very fast": STORED | THRICE | {"asymmetric": True},
     "average as target, adjusted thrice, very fast": STEADY | THRICE | {"decay": 0.99},
     "average for evaluation only, adjusted thrice, very fast, beta 0.02": STORED | THRICE | {"beta": 0.02},

@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 def pack(folder: Path, data: Path, out: Path = FOLDER) -> None:
     """Write what language.py left as lines of JSON; what all runs share becomes one line."""
-    runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*-seed*.json"))]
+    runs = _left_by_language(folder)
     tuning, speed = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("tuning", "speed"))
     with np.load(data) as file:
         about = json.loads(str(file["about"]))
@@ -51,12 +51,16 @@ def pack(folder: Path, data: Path, out: Path = FOLDER) -> None:
 
 def add(folder: Path, out: Path = FOLDER) -> None:
     """Put what `language.py --add-to` left beside the runs that are there; it has compared the domains already."""
-    runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*-seed*.json"))]
+    runs = _left_by_language(folder)
     (settings,), known = read("settings", out), read("runs", out)
     if any(settings[name] != value for name, value in _rounded(_shared(runs)).items()):
         raise SystemExit(f"the runs differ from those of {out} in settings, versions or devices.")
     lines = {_order(line): line for line in [*known, *map(_line, runs)]}
     _write(out / "runs.jsonl", [lines[key] for key in sorted(lines)])
+
+
+def _left_by_language(folder: Path) -> list[Record]:
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*-seed*.json"))]
 
 
 def _shared(runs: list[Record]) -> Record:

@@ -126,7 +126,7 @@ def er_on_a_cpu(runs: list[Run]) -> dict[str, Any]:
     return made
 
 
-def chosen_seeds(cells: list[Verdict], most: tuple[int, ...] = (4, 5, 10), draws: int = 20_000) -> dict[str, Any]:
+def chosen_seeds(cells: list[Verdict], counts: tuple[int, ...] = (4, 5, 10), draws: int = 20_000) -> dict[str, Any]:
     """Could the published three runs of a cell be the best of more? Their mean would be higher, their spread smaller.
 
     For each number of runs: by how many points the best three lie over all, their expected spread, and how often chance
@@ -138,7 +138,7 @@ def chosen_seeds(cells: list[Verdict], most: tuple[int, ...] = (4, 5, 10), draws
     published = sqrt(np.mean([cell.published.std**2 for cell in cells]))
     random = np.random.default_rng(0)
     best = {}
-    for count in most:
+    for count in counts:
         drawn = np.sort(random.standard_normal((draws, len(cells), count)), axis=2)[:, :, -3:]
         variances = drawn.var(axis=2, ddof=1)
         ratios = variances.mean(axis=1) / (random.chisquare(freedom, draws) / freedom)

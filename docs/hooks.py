@@ -196,13 +196,13 @@ def agreement() -> str:
 
 
 def language(kind: str) -> str:
-    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs, twice or cost."""
+    """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs, texts or cost."""
     found = json.loads((DOCS / "pictures" / "language-models.json").read_text("utf-8"))
     made = {
         "perplexity": lambda: _perplexities(found, [name for name in found["arms"] if not name.startswith("lora-")]),
         "lora": lambda: _perplexities(found, [name for name in found["arms"] if name.startswith("lora-")]),
         "pairs": lambda: _pairs(found),
-        "twice": lambda: _twice(found),
+        "texts": lambda: _both_texts(found),
         "cost": lambda: _cost(found),
     }
     return "\n".join([*made[kind](), ""])
@@ -244,7 +244,7 @@ def _pairs(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _twice(found: dict[str, Any]) -> list[str]:
+def _both_texts(found: dict[str, Any]) -> list[str]:
     """The same ratios without LoRA, and beside each that of the earlier runs with other texts."""
     domains = found["settings"]["domains"]
     lines = [f"| | {' | '.join(f'{name} | other texts' for name in domains)} |", f"|---|{2 * len(domains) * '---:|'}"]

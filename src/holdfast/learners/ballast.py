@@ -131,8 +131,12 @@ class Ballast(ReplayLearner):
         if losses.offer is not None:
             self.seen.index_fill_(0, losses.offer.y, True)
         self.updates += 1
-        limit = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
-        follow(self.average, self.model, 1 - limit)
+        self._follow(self.average, self.decay)
+
+    def _follow(self, average: nn.Module, decay: float) -> None:
+        """Move an average towards the network; at first as the mean of all networks so far."""
+        limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
+        follow(average, self.model, 1 - limit)
 
     def evaluated(self) -> nn.Module:
         """The average."""
