@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
@@ -32,14 +32,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.augment import jittered
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
-from holdfast.learners.losses import Losses, widen
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
 from holdfast.models import MODELS, ResNet18, evaluating
 from holdfast.nested import Nested, concat, rows, split
@@ -85,13 +86,12 @@ class Candidate(Ballast):
     hold: weight, relative to beta, of the mean square distance from the teacher on the minibatch, in outputs of classes
         that were seen before and are absent from it.
     hold_features: weight, relative to beta, of the angle between the network's features and the teacher's on minibatch
-        and draw: 1 - cosine. The network needs `features(x)` and `classifier`.
-    teacher: the teacher of `hold` and `hold_features` is a second, slower average with this decay. 0: the same average.
+        and draw: 1 - cosine. The network needs `features(x)`.
+    teacher: the teacher of `hold` and `hold_features` is a second, slower average with this decay. 0: that of `hold` is
+        the same average.
     contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
-        jittered one: features of one class shall point one way. The network needs `features(x)` and `classifier`.
+        jittered one: features of one class shall point one way. The network needs `features(x)`.
     """
-
-    own_state = ("average", "updates", "seen", "generator")
 
     def __init__(
         self,
@@ -117,20 +117,21 @@ class Candidate(Ballast):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength}
+        ideas |= {"jitter": jitter, "hold_features": hold_features, "teacher": teacher}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(hold=hold, hold_features=hold_features, contrast=contrast)
-        check_shares(jitter=jitter, teacher=teacher)
-        if not decay and (target == "average" or hold or hold_features):
-            raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and hold_features=0.')
-        self.regularizer, self.statistics = REGULARIZERS[regularizer], statistics
-        self.mix, self.jitter, self.jitter_all = mix, jitter, jitter_all
-        self.hold, self.hold_features, self.contrast = hold, hold_features, contrast
-        self.teacher_decay = teacher
-        self.teacher = deepcopy(self.average) if teacher else self.average
-        self.generator = generator(self.seed, "mix", self.device)
+        check_weights(hold=hold, contrast=contrast)
+        if not decay and (target == "average" or hold):
+            raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
+        if hold_features and (contrast or not teacher):
+            raise UsageError("hold_features needs a teacher of its own, and no contrast.")
+        self.regularizer, self.statistics, self.mix = REGULARIZERS[regularizer], statistics, mix
+        self.jitter_all, self.hold, self.contrast = jitter_all, hold, contrast
+        if hold and teacher and self.teacher is None:
+            self.teacher = deepcopy(self.average)
+        self.generator = generator(self.seed, "jitter", self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
         """The three terms of consistency replay on one draw, with the ideas that are switched on."""
@@ -143,25 +144,28 @@ class Candidate(Ballast):
         if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
             averaged = self._answers(replayed)
             then = averaged if self.target == "average" else then
-        if self.jitter and not self.contrast:
+        if self.jitter and self.jitter_all:
+            observed, replayed = split(jittered(concat([observed, replayed]), self.jitter, self.generator), sizes)
+        elif self.jitter and not self.contrast:
             replayed = jittered(replayed, self.jitter, self.generator)
-            observed = jittered(observed, self.jitter, self.generator) if self.jitter_all else observed
         if self.mix != "none":
             replayed, share = MIXTURES[self.mix](replayed, self.generator)
             chosen = torch.zeros_like(then).scatter_(1, labels[:, None], 1.0)
             labels, then = blend(chosen, share), blend(then, share)
-        outputs, now, *more = self._outputs(observed, replayed)
-        contrast = self._contrast(more, y, drawn.y) if self.contrast else 0.0
+        contrast: Tensor | float = 0.0
+        if self.contrast:
+            (outputs, now), contrast = self._contrast((observed, replayed), (y, drawn.y))
+        else:
+            (outputs, now), turned = self._outputs(concat([observed, replayed]), sizes)
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = self.regularizer(now, then)
         absent = self.seen.index_fill(0, y, False)
         if self.hold:
-            apart = outputs - self._taught(self.teacher, observed)
+            apart = outputs - self._taught(observed)
             consistency = consistency + self.hold * (apart.square() * absent).mean()
         if self.hold_features:
-            apart = sum(map(self._turned, more, (observed, replayed)))
-            consistency = consistency + self.hold_features * apart
+            consistency = consistency + self.hold_features * turned
         if self.asymmetric:
             outputs = outputs.masked_fill(absent, -1e9)
         if self.adjusted:
@@ -171,55 +175,26 @@ class Candidate(Ballast):
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
-    def _outputs(self, observed: Tensor, replayed: Tensor) -> list[Tensor]:
-        """The outputs for a minibatch and a draw, then, where an idea needs them, the features of both as directions.
-
-        With contrast, the features of a second view of both come last.
-        """
-        views, classes = [observed, replayed], len(self.seen)
-        if not (self.contrast or self.hold_features):
-            return self.forward_parts(concat(views), [rows(each) for each in views])
-        if self.contrast:
-            views += [jittered(each, self.jitter, self.generator) for each in views]
-        with self.autocast():
-            found = self._groups(concat(views), [rows(each) for each in views], self._outputs_and_features)
-        features = [F.normalize(widen(each[:, classes:])) for each in found]
-        return [*(widen(each[:, :classes]) for each in found[:2]), *features]
-
-    def _outputs_and_features(self, view: Tensor) -> Tensor:
-        """Both in one tensor, (B, C + F), since a grouped pass returns one."""
-        features = self.network.features(view)
-        return torch.cat([self.network.classifier(features), features], 1)
-
-    def _contrast(self, features: list[Tensor], *labels: Tensor) -> Tensor:
-        """Supervised contrast between two views of the minibatch, and between two of the draw."""
-        pairs = zip(features[:2], features[2:], labels, strict=True)
-        return sum(supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs)
-
-    def _turned(self, features: Tensor, view: Tensor) -> Tensor:
-        """1 - cosine of the angle between directions and the teacher's, a mean."""
-        return 1 - (features * F.normalize(self._taught(self.teacher.features, view))).sum(1).mean()
+    def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """The outputs for a minibatch and a draw, and supervised contrast between each and a second view of it."""
+        views = [*views, *(jittered(each, self.jitter, self.generator) for each in views)]
+        found = self.forward_parts(concat(views), list(map(rows, views)), network=self._outputs_and_features)
+        parts = [each.tensor_split([len(self.seen)], 1) for each in found]
+        directions = [F.normalize(features) for _, features in parts]
+        pairs = zip(directions[:2], directions[2:], labels, strict=True)
+        contrasts = [supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs]
+        return [outputs for outputs, _ in parts[:2]], torch.stack(contrasts).sum()
 
     @torch.no_grad()
-    def _taught(self, network: Callable[[Tensor], Tensor], view: Tensor) -> Tensor:
+    def _taught(self, view: Tensor) -> Tensor:
         """What the teacher answers; minibatches leave no trace in the BatchNorm statistics of one that is evaluated."""
-        with nullcontext() if self.teacher_decay else evaluating(self.average):
-            return self.forward(view, network)
+        with nullcontext() if self.teacher else evaluating(self.average):
+            return self.forward(view, self.teacher or self.average)
 
     @torch.no_grad()
     def _answers(self, view: Nested) -> Tensor:
         """What the averaged network answers."""
         return self.forward(view, self.average)
-
-    def commit(self, losses: Losses) -> None:
-        """As in Ballast; the teacher follows the network, too."""
-        super().commit(losses)
-        if self.teacher_decay:
-            self._follow(self.teacher, self.teacher_decay)
-
-    def extra_state(self) -> dict[str, Any]:
-        """The teacher is saved if it is a network of its own."""
-        return super().extra_state() | ({"teacher": self.teacher} if self.teacher_decay else {})
 
     def evaluated(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
@@ -251,23 +226,6 @@ def cutmix(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     box = inside[0][:, :, None] & inside[1][:, None, :]
     share = 1 - box.flatten(1).to(torch.float32).mean(1, keepdim=True)
     return torch.where(box[:, None], view.roll(1, 0), view), share
-
-
-def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Each image (B, C, H, W) cropped at random, scaled to its size again, and with other colours, light and contrast.
-
-    A crop has at least 1 - strength / 2 of the side; saturation and contrast lie within 1 +- strength, light within
-    strength of the pixels' scale.
-    """
-    size, down, right, *colours = torch.rand(6, len(view), 1, 1, 1, generator=generator, device=view.device)
-    side = 1 - strength / 2 * size.view(-1)
-    corner = [(1 - side) * (2 * each.view(-1) - 1) for each in (right, down)]  # the centre of the crop
-    none = torch.zeros_like(side)
-    crop = torch.stack([torch.stack([side, none, corner[0]], 1), torch.stack([none, side, corner[1]], 1)], 1)
-    view = F.grid_sample(view, F.affine_grid(crop, list(view.shape), align_corners=False), align_corners=False)
-    saturation, contrast, light = (strength * (2 * each - 1) for each in colours)
-    view = view + saturation * (view - view.mean(1, keepdim=True))
-    return view + contrast * (view - view.mean((1, 2, 3), keepdim=True)) + light
 
 
 def supervised_contrast(directions: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
@@ -317,6 +275,7 @@ STORED = {"target": "stored", "decay": 0.99}
 JITTER_ALL = {"jitter": 0.4, "jitter_all": True}
 HELD, FEATURES_HELD = {"hold": 5.0, "teacher": 0.9995}, {"hold_features": 5.0, "teacher": 0.9995}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
+ALL = "average for evaluation only, adjusted thrice, very fast, jitter of all, features held by a slow teacher"
 CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target": STEADY,
     "average as target, asymmetric, cutmix": ACE | CUTMIX,
@@ -385,10 +344,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     | TWICE
     | JITTER_ALL
     | FEATURES_HELD,
-    "average for evaluation only, adjusted thrice, very fast, jitter of all, features held by a slow teacher": STORED
-    | THRICE
-    | JITTER_ALL
-    | FEATURES_HELD,
+    ALL: STORED | THRICE | JITTER_ALL | FEATURES_HELD,
+    f"{ALL}, weight decay": STORED | THRICE | JITTER_ALL | FEATURES_HELD | {"weight_decay": 5e-4},
+    f"{ALL}, rate 0.1": STORED | THRICE | JITTER_ALL | FEATURES_HELD | {"lr": 0.1},
+    f"{ALL}, three times as strongly": STORED | THRICE | JITTER_ALL | FEATURES_HELD | {"hold_features": 15.0},
     # A teacher that remembers more than a task: what LwF has at task boundaries, without boundaries.
     "average for evaluation only, adjusted, very fast, held by a slow teacher": STORED | {"adjusted": True} | HELD,
     "average for evaluation only, adjusted, very fast, held strongly by a slow teacher": STORED
@@ -429,8 +388,8 @@ def config_of(
     config = config.change(method="beyond")
     if epochs is not None:
         config = config.change(epochs=epochs, validation=VALIDATION)
-    elif settings.get("decay", 1) and all(hasattr(config, name) or name in FINAL for name in settings):
-        config = config.change(method="ballast")
+    elif settings.get("decay", 1) and all(hasattr(config, name) or name in FINAL for name in as_ballast(settings)):
+        config, settings = config.change(method="ballast"), as_ballast(settings)
     known = settings_for(config)
     config = config.parse(more, known)
     decay = settings.get("decay", known["decay"])
@@ -438,6 +397,13 @@ def config_of(
         if value:
             settings = settings | {name: round(1 - (1 - value) * EPOCHS / config.epochs, 9)}
     return config.parse([f"{name}={value}" for name, value in settings.items()], known)
+
+
+def as_ballast(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a candidate as Ballast has them; its jitter is that of all images."""
+    if "jitter" in settings and not settings.get("jitter_all"):
+        return {**settings, "jitter of draws": settings["jitter"]}
+    return {name: value for name, value in settings.items() if name != "jitter_all"}
 
 
 def full_configs(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.augment import jittered
 from holdfast.config import RunConfig
 from holdfast.experiments import load_results
 from holdfast.learners import Ballast, settings_for
@@ -147,7 +148,7 @@ def test_terms_against_slow_loops(beyond, mix, target):
 def test_jitter_against_slow_loops(beyond):
     """A crop is read between pixels in straight lines, those beyond the edge as 0; then colours, contrast and light."""
     images = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(4))
-    made = beyond.jittered(images, 0.4, torch.Generator().manual_seed(5))
+    made = jittered(images, 0.4, torch.Generator().manual_seed(5))
     uniforms = torch.rand(6, 3, 1, 1, 1, generator=torch.Generator().manual_seed(5)).flatten(1).tolist()
     for i, (size, down, right, *colours) in enumerate(zip(*uniforms, strict=True)):
         side, wanted = 1 - 0.2 * size, torch.zeros(2, 4, 4)
@@ -191,7 +192,7 @@ def test_contrast_compares_two_views_of_the_minibatch_and_of_the_draw(beyond):
     losses, drawn = last_draw(learner, x, y)
     expected = losses.current + 0.7 * losses.replay + 0.3 * losses.consistency
     for images, labels in ((x, y), (drawn.x, drawn.y)):
-        views = torch.cat([images, beyond.jittered(images, 0.4, numbers)])
+        views = torch.cat([images, jittered(images, 0.4, numbers)])
         directions = nn.functional.normalize(model.features(views))
         expected = expected + 0.5 * beyond.supervised_contrast(directions, torch.cat([labels, labels]))
     torch.testing.assert_close(losses.total, expected)
@@ -238,8 +239,7 @@ def test_all_images_are_jittered_and_adjustment_has_a_strength(beyond):
     model, numbers = deepcopy(learner.model), torch.Generator().set_state(learner.generator.get_state())
     x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
     losses, drawn = last_draw(learner, x, y)
-    beyond.jittered(drawn.x, 0.4, numbers)  # draws come first
-    outputs = model(beyond.jittered(x, 0.4, numbers))
+    outputs = model(jittered(torch.cat([x, drawn.x]), 0.4, numbers)[:8])
     counts = torch.bincount(torch.cat([y, drawn.y]), minlength=3) + 1
     torch.testing.assert_close(losses.current, nn.functional.cross_entropy(outputs + 2.0 * counts.log(), y))
 
@@ -273,13 +273,14 @@ def test_contract(beyond, settings):
     check_learner(beyond.Candidate, config)
 
 
-FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced"}
+FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced", "jitter", "hold_features", "teacher"}
 
 
-def beyond_or_ballast(config):
-    """Ballast, if it has these settings and an average."""
-    settings = dict(config.settings)
-    return "ballast" if settings.keys() <= FINAL and settings.get("decay") != 0 else "beyond"
+def beyond_or_ballast(settings):
+    """Ballast, if it has these settings and an average, and jitter is that of all images."""
+    mine = {name for name in settings if name not in RunConfig.__annotations__} - {"jitter_all"}
+    fits = mine <= FINAL and settings.get("decay") != 0 and ("jitter" in settings) == ("jitter_all" in settings)
+    return "ballast" if fits else "beyond"
 
 
 IDEAS = [
@@ -288,13 +289,15 @@ IDEAS = [
     {"adjusted": True, "balanced": True},
     {"adjusted": True, "strength": 3.0},
     {"target": "stored"},
+    {"jitter": 0.4, "jitter_all": True},
 ]
 
 
 @pytest.mark.parametrize("ideas", IDEAS, ids=str)
 def test_ballast_computes_the_same_weights_as_the_candidate(beyond, ideas):
     """Results of a candidate at full length are results of the method that it became."""
-    candidate, method = (learn(kind, beta=0.2, decay=0.9, **ideas) for kind in (beyond.Candidate, Ballast))
+    kinds = {beyond.Candidate: ideas, Ballast: beyond.as_ballast(ideas)}
+    candidate, method = (learn(kind, beta=0.2, decay=0.9, **settings) for kind, settings in kinds.items())
     for mine, theirs in ((candidate.model, method.model), (candidate.evaluated(), method.evaluated())):
         for name, tensor in mine.state_dict().items():
             assert torch.equal(tensor, theirs.state_dict()[name]), name
@@ -306,9 +309,9 @@ def test_every_candidate_has_a_config_of_its_own(beyond):
         given = {"buffer_size": 200, "epochs": epochs, "seed": 0}
         configs = {name: beyond.config_of(settings, **given) for name, settings in beyond.CANDIDATES.items()}
         assert len(set(configs.values())) == len(configs)
-        for config in configs.values():
+        for name, config in configs.items():
             assert (config.epochs, config.validation) == ((5, beyond.VALIDATION) if epochs else (50, 0.0))
-            assert config.method == ("beyond" if epochs else beyond_or_ballast(config))
+            assert config.method == ("beyond" if epochs else beyond_or_ballast(beyond.CANDIDATES[name]))
 
 
 def test_settings_at_their_default_are_not_in_the_fingerprint(beyond):

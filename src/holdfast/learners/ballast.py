@@ -7,24 +7,28 @@ pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `
 al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.augment import jittered
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.clser import follow
-from holdfast.learners.losses import Losses
+from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.models import count_outputs
+from holdfast.models import GroupedForward, count_outputs, features, last_layer
 from holdfast.nested import Nested, rows, split
 from holdfast.registry import unknown_name
+from holdfast.rng import generator
 
 __all__ = ["Ballast"]
 
@@ -57,6 +61,11 @@ class Ballast(ReplayLearner):
         the classes of the minibatch gain nothing from being frequent. Default: False.
     strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
         network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
+    jitter: how strongly images are cropped, scaled and recoloured for the network, 0 to 1. The average sees them as
+        they are. For images (B, C, H, W) only. Default: 0, not at all.
+    hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
+        on minibatch and draw. The teacher is a second average, and the model needs a method `features(x)`. Default: 0.
+    teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
     """
 
     grows = False
@@ -75,18 +84,27 @@ class Ballast(ReplayLearner):
         asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
+        jitter: float = 0.0,
+        hold_features: float = 0.0,
+        teacher: float = 0.9995,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(alpha=alpha, beta=beta, strength=strength)
-        check_shares(decay=decay)
+        check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features)
+        check_shares(decay=decay, jitter=jitter, teacher=teacher)
         if target not in TARGETS:
             raise unknown_name("target", target, list(TARGETS))
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
+        if hold_features and (self.call or self.take_outputs):
+            raise UsageError("hold_features calls the model's features(x) itself: leave out call= and outputs=.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
         self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
+        self.jitter, self.hold_features, self.teacher_decay = jitter, hold_features, teacher
         self.average = deepcopy(self.model).requires_grad_(False)
+        self.teacher = deepcopy(self.average) if hold_features else None
+        self._teach = None if self.teacher is None else GroupedForward(self.teacher)
+        self.generator = generator(self.seed, "jitter", self.device) if jitter else None
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
@@ -104,11 +122,15 @@ class Ballast(ReplayLearner):
         view = self.view(x, drawn.x)
         with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
             steady = self.forward(split(view, sizes)[1], self.average)
-        outputs, now = self.forward_parts(view, sizes)
+        if self.generator is not None:
+            view = jittered(view, self.jitter, self.generator)
+        (outputs, now), turned = self._outputs(view, sizes)
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         pair = (now, steady) if self.target == "average" else self.compare(now, drawn)
         consistency = F.mse_loss(*pair)
+        if turned is not None:
+            consistency = consistency + self.hold_features * turned
         if self.asymmetric:
             outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         if self.adjusted:
@@ -117,6 +139,22 @@ class Ballast(ReplayLearner):
         current, replay = self.criterion(outputs, y), self.criterion(now, drawn.y)
         total = current + self.alpha * replay + self.beta * consistency
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+
+    def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor | None]:
+        """The outputs for each part of a view, and how far its features are turned from the teacher's: 1 - cosine."""
+        if self._teach is None:
+            return self.forward_parts(view, sizes), None
+        found = self.forward_parts(view, sizes, network=self._outputs_and_features)
+        with torch.no_grad(), self.autocast():
+            taught = self._teach(view, sizes, partial(features, self._teach.model))
+        parts = [each.tensor_split([len(self.seen)], 1) for each in found]
+        cosines = [F.cosine_similarity(mine, widen(held)) for (_, mine), held in zip(parts, taught, strict=True)]
+        return [outputs for outputs, _ in parts], torch.stack([1 - each.mean() for each in cosines]).sum()
+
+    def _outputs_and_features(self, view: Nested) -> Tensor:
+        """Both in one tensor, (B, C + D), since a pass for several minibatches returns one."""
+        found = features(self.model, view)
+        return torch.cat([last_layer(self.model)(found), found], 1)
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
         """1 + how often each class is among the labels, (C,)."""
@@ -132,11 +170,18 @@ class Ballast(ReplayLearner):
             self.seen.index_fill_(0, losses.offer.y, True)
         self.updates += 1
         self._follow(self.average, self.decay)
+        if self.teacher is not None:
+            self._follow(self.teacher, self.teacher_decay)
 
     def _follow(self, average: nn.Module, decay: float) -> None:
         """Move an average towards the network; at first as the mean of all networks so far."""
         limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
         follow(average, self.model, 1 - limit)
+
+    def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
+        """The teacher and the generator of jitter belong to it if they are used."""
+        used = {"teacher": self.teacher, "generator": self.generator}
+        return super().extra_state() | {name: each for name, each in used.items() if each is not None}
 
     def evaluated(self) -> nn.Module:
         """The average."""

@@ -258,11 +258,21 @@ class Learner:
         """The outputs for each minibatch of inputs, with BatchNorm statistics of its own; `widened` as in `forward`."""
         return self.forward_parts(self.view(*inputs), [rows(part) for part in inputs], widened=widened)
 
-    def forward_parts(self, view: Nested, sizes: Sequence[int], *, widened: bool = True) -> list[Tensor]:
-        """The outputs for consecutive parts of a view, of these sizes; each has BatchNorm statistics of its own."""
+    def forward_parts(
+        self,
+        view: Nested,
+        sizes: Sequence[int],
+        *,
+        network: Callable[[Any], Tensor] | None = None,
+        widened: bool = True,
+    ) -> list[Tensor]:
+        """The outputs for consecutive parts of a view, of these sizes; each has BatchNorm statistics of its own.
+
+        `network` is called in place of the model if the learner needs more of the same pass than the model returns.
+        """
         try:
             with self.autocast():
-                outputs = self._groups(view, sizes, self.answer)
+                outputs = self._groups(view, sizes, network or self.answer)
         except (RuntimeError, ValueError, IndexError) as error:
             self._transaction.explain(error, view)
         return [widen(each) for each in outputs] if widened else outputs

@@ -19,7 +19,7 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.models import count_outputs, evaluating, features
+from holdfast.models import count_outputs, evaluating, features, last_layer
 from holdfast.nested import Nested, concat
 
 __all__ = ["Icarl"]
@@ -136,7 +136,7 @@ def _herd(found: Tensor, count: int) -> Tensor:
 
 def _answer_nearest(network: nn.Module, means: dict[int, Tensor]) -> None:
     """Make the last layer compute |f - c|^2 - |f - mean|^2 = 2 (mean - c) f + |c|^2 - |mean|^2 for every class."""
-    head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    head = last_layer(network)
     if head.bias is None:
         raise UsageError("iCaRL needs a model whose last nn.Linear has a bias.")
     centre = torch.stack(list(means.values())).mean(0)

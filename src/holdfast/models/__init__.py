@@ -2,7 +2,16 @@
 
 from holdfast.models.adapted import Adapted
 from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
-from holdfast.models.networks import MLP, MODELS, ResNet18, count_outputs, evaluating, features, preferred_threads
+from holdfast.models.networks import (
+    MLP,
+    MODELS,
+    ResNet18,
+    count_outputs,
+    evaluating,
+    features,
+    last_layer,
+    preferred_threads,
+)
 
 __all__ = [
     "MLP",
@@ -15,5 +24,6 @@ __all__ = [
     "evaluating",
     "features",
     "group_batchnorm",
+    "last_layer",
     "preferred_threads",
 ]

@@ -14,7 +14,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "evaluating", "features", "preferred_threads"]
+__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "evaluating", "features", "last_layer", "preferred_threads"]
 
 
 class _Models(Registry[Callable[[tuple[int, ...], int], nn.Module]]):
@@ -59,12 +59,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def count_outputs(model: nn.Module) -> int:
-    """How many outputs the model has: those of its last linear layer."""
+def last_layer(model: nn.Module) -> nn.Linear:
+    """The last linear layer of the model, which makes its outputs."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise UsageError(f"{type(model).__name__} has no nn.Linear, so that its number of outputs is not known.")
-    return layers[-1].out_features
+    return layers[-1]
+
+
+def count_outputs(model: nn.Module) -> int:
+    """How many outputs the model has: those of its last linear layer."""
+    return last_layer(model).out_features
 
 
 def preferred_threads(name: str) -> int | None:
