@@ -97,7 +97,10 @@ def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tenso
     A crop has at least 1 - strength / 2 of the side; saturation and contrast lie within 1 +- strength, light within
     strength of the pixels' scale.
     """
-    size, down, right, *colours = torch.rand(6, len(view), 1, 1, 1, generator=generator, device=view.device)
+    if view.dim() != 4:
+        raise UsageError(f"jitter is for images (B, C, H, W), not for inputs of shape {tuple(view.shape)}.")
+    uniforms = torch.rand(6, len(view), 1, 1, 1, generator=generator, device=view.device)
+    size, down, right, *colours = uniforms.to(view.dtype)
     side = 1 - strength / 2 * size.view(-1)
     corner = [(1 - side) * (2 * each.view(-1) - 1) for each in (right, down)]  # the centre of the crop
     none = torch.zeros_like(side)

@@ -6,10 +6,15 @@ from copy import deepcopy
 import pytest
 import torch
 
+from holdfast.augment import jittered
+from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners import Ballast
+from holdfast.models import group_batchnorm
+from holdfast.testing import check_learner
 from learners.conftest import (
     CLASSES,
+    Convolutions,
     assert_same_state,
     cross_entropies,
     descend,
@@ -80,6 +85,62 @@ def test_ten_steps(kind, replay_size, ideas):
         assert_same_state(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
+def features_network(kind):
+    """A network that has features; its inputs are (B, 1, 6, 6)."""
+    if kind == "mlp":
+        return network("mlp")
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = Convolutions().double()
+    return group_batchnorm(model) if kind == "grouped" else model
+
+
+def apart(a, b):
+    """1 - cosine of the angle between two vectors; no angle if one of them is 0."""
+    return 1 - (a @ b) / (a @ a).sqrt() / (b @ b).sqrt() if a.any() and b.any() else 1.0
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
+def test_features_are_held_by_a_slow_teacher(kind, jitter):
+    """Ten steps against a second, slow network whose features are compared one by one."""
+    model = features_network(kind)
+    reference = features_network("mlp" if kind == "mlp" else "batchnorm")
+    teacher, average = deepcopy(reference), deepcopy(reference)
+    options = {"hold_features": 3.0, "teacher": 0.875, "target": "stored", "jitter": jitter}
+    learner = ballast(model, **options)
+    numbers = torch.Generator().set_state(learner.generator.get_state()) if jitter else None
+    buffer = record(learner)
+    for step, (x, y) in enumerate(stream(10)):
+        losses = learner.observe(x, y)
+        if step == 0:
+            loss = cross_entropies(reference(x), y).mean()
+        else:
+            drawn = buffer.draws[-1]
+            average(drawn.x)  # it sees images as they are
+            seen = torch.cat([x, drawn.x])
+            seen = jittered(seen, jitter, numbers) if jitter else seen
+            parts = seen.split([len(x), len(drawn.x)])
+            turned = 0.0
+            for part in parts:
+                mine, held = reference.features(part), teacher.features(part).detach()
+                turned = turned + sum(map(apart, mine, held)) / len(part)
+            outputs, now = (reference.classifier(reference.features(part)) for part in parts)
+            consistency = ((now - drawn.logits) ** 2).mean() + 3.0 * turned
+            loss = cross_entropies(outputs, y).mean() + 0.7 * cross_entropies(now, drawn.y).mean() + 0.5 * consistency
+            torch.testing.assert_close(losses.consistency, consistency.detach(), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(losses.total, loss.detach(), rtol=1e-6, atol=1e-8)
+        descend(reference, loss, 0.1)
+        with torch.no_grad():
+            for slow, most in ((average, 0.75), (teacher, 0.875)):
+                decay = min(most, 1 - 1 / (step + 2))
+                for mine, theirs in zip(slow.parameters(), reference.parameters(), strict=True):
+                    mine.copy_(decay * mine + (1 - decay) * theirs)
+    for (name, mine), theirs in zip(learner.teacher.named_parameters(), teacher.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7, msg=name)
+    assert_same_state(learner.average, average, rtol=1e-6, atol=1e-7)
+
+
 def test_the_average_is_evaluated_and_follows():
     learner = ballast(network("mlp"), decay=0.0)
     for x, y in stream(3):
@@ -99,7 +160,16 @@ def test_a_refused_step_leaves_no_trace():
     assert torch.equal(learner.seen, seen)
 
 
-@pytest.mark.parametrize("ideas", IDEAS, ids=str)
+@pytest.mark.parametrize("settings", [{"jitter": 0.4}, {"hold_features": 2.0}, {"jitter": 0.4, "hold_features": 2.0}])
+def test_contract_of_options_with_a_state(settings):
+    """The teacher and the random numbers of jitter are saved, restored and rolled back like all else."""
+    given = {"lr": 0.05, "batch_size": 8, "replay_size": 6, "alpha": 0.5, "beta": 0.5, "buffer_size": 12}
+    config = RunConfig(benchmark="testing", method="ballast", settings=tuple(settings.items()), **given)
+    check_learner(Ballast, config)
+    assert set(ballast(features_network("mlp")).extra_state()) == {"average", "updates", "seen"}
+
+
+@pytest.mark.parametrize("ideas", [*IDEAS, {"jitter": 0.2}, {"hold_features": 1.0}], ids=str)
 def test_it_remembers_what_sgd_forgets(ideas):
     assert tiny_run("sgd").accuracy < 25
     assert tiny_run("ballast", decay=0.95, **ideas).accuracy > 55
@@ -111,6 +181,10 @@ def test_it_remembers_what_sgd_forgets(ideas):
         ({"beta": -0.1}, "beta must be a finite number of at least 0, not -0.1"),
         ({"alpha": float("inf")}, "alpha must be a finite number"),
         ({"strength": -1.0}, "strength must be a finite number of at least 0"),
+        ({"hold_features": -1.0}, "hold_features must be a finite number of at least 0"),
+        ({"jitter": 1.5}, "jitter must lie between 0 and 1, not at 1.5"),
+        ({"teacher": -0.5}, "teacher must lie between 0 and 1"),
+        ({"hold_features": 1.0, "outputs": lambda returned: returned}, "leave out call= and outputs="),
         ({"target": "mean"}, "unknown target 'mean'"),
         ({"decay": 1.1}, "decay must lie between 0 and 1, not at 1.1"),
         ({"loss": torch.nn.functional.mse_loss}, "leave out loss="),
@@ -122,3 +196,11 @@ def test_it_remembers_what_sgd_forgets(ideas):
 def test_settings_out_of_range(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         ballast(network("mlp"), **options)
+
+
+def test_a_model_without_features_is_told():
+    learner = ballast(network("batchnorm"), hold_features=1.0)
+    x, y = next(stream(1))
+    learner.observe(x, y)
+    with pytest.raises(UsageError, match=r"Sequential has no method features\(x\)"):
+        learner.observe(x, y)
