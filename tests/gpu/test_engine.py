@@ -12,6 +12,7 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.devices import choose_device
 from holdfast.engine import CapturedEngine, Engine
+from holdfast.learners import settings_for
 from holdfast.models import MODELS, ResNet18
 from holdfast.regularizers import REGULARIZERS
 from holdfast.training import run, train
@@ -58,6 +59,15 @@ def captured(learner, device, generators, batch_size):
 def test_captured_steps_equal_eager_ones(name, method):
     # 200 samples in batches of 48: a short last batch every fifth step, so several graphs share the generators.
     config = short(name, method, batch_size=48, replay_size=16, precision="float32", epochs=10)
+    expected, got = weights_after(config, eager), weights_after(config, captured)
+    for part, tensor in expected.items():
+        torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
+
+
+def test_captured_steps_with_a_teacher_and_jitter():
+    """Their state is outside the network: a second average, and random numbers of its own."""
+    config = short("seq-cifar10", "ballast", batch_size=48, replay_size=16, precision="float32", epochs=10)
+    config = config.parse(["jitter=0.4", "hold_features=5", "teacher=0.9"], settings_for(config))
     expected, got = weights_after(config, eager), weights_after(config, captured)
     for part, tensor in expected.items():
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
