@@ -153,8 +153,8 @@ class Ballast(ReplayLearner):
 
     def _outputs_and_features(self, view: Nested) -> Tensor:
         """Both in one tensor, (B, C + D), since a pass for several minibatches returns one."""
-        found = features(self.model, view)
-        return torch.cat([last_layer(self.model)(found), found], 1)
+        found = features(self.network, view)
+        return torch.cat([last_layer(self.network)(found), found], 1)
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
         """1 + how often each class is among the labels, (C,)."""
