@@ -181,6 +181,15 @@ class SavesItsState(ForgetsItsState):
         return {"average": self.average}
 
 
+class ComputesWithTheModel(Sgd):
+    """Not with the network, which may be a copy that is trained in its place."""
+
+    def compute_losses(self, x, y):
+        with self.autocast():
+            loss = self.criterion(self.model(self.view(x)), y)
+        return Losses(loss, current=loss)
+
+
 class UnseededDraws(Sgd):
     generators = iter(range(1000))
 
@@ -217,6 +226,7 @@ def test_a_learner_with_a_state_of_its_own():
         (MixesSamples, "not observed together"),
         (StoresViews, "not observed together, as they came"),
         (StoresTooMuch, "holds 16 of at most 12 samples"),
+        (ComputesWithTheModel, "must compute its losses with self.network"),
         (UnseededDraws, "the same seeds gave other weights"),
     ],
 )

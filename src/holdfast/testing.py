@@ -28,7 +28,9 @@ from holdfast.augment import Normalize
 from holdfast.benchmarks import Benchmark, Task
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
-from holdfast.learners import Learner, Losses, Parts, settings_of
+from holdfast.engine import BfloatTwin
+from holdfast.errors import UsageError
+from holdfast.learners import Learner, Losses, Optimizer, Parts, settings_of
 from holdfast.models import group_batchnorm
 from holdfast.rng import generator, seeded_globally
 
@@ -138,7 +140,8 @@ def check_learner(learner: type[Learner], config: RunConfig | None = None) -> No
     alone, never waits for the device (unless the class says `capturable = False`), and changes nothing of the learner
     but tensors: a captured step would freeze anything else. A buffer stores samples as they came, whole. Every setting
     makes a difference to somebody who reads it. The same seeds give the same weights, and so does a learner that
-    continues from a saved state. `config` are the settings to make it from, if the default does not suit.
+    continues from a saved state. Losses come from `network`, of which an engine may train a copy in bfloat16, unless
+    the class says `uses_parameters = True`. `config` are the settings to make it from, if the default does not suit.
     """
     what = f"learner '{learner.__name__}'"
     _require(issubclass(learner, Learner), f"{what} must be a subclass of holdfast.Learner.")
@@ -152,6 +155,11 @@ def check_learner(learner: type[Learner], config: RunConfig | None = None) -> No
         same, as_saved = torch.equal(weight, again[name]), torch.equal(weight, resumed[name])
         _require(same, f"{what}: the same seeds gave other weights in {name} the second time.")
         _require(as_saved, f"{what}: continued from its state_dict, it has other weights in {name}; see `extra_state`.")
+    if not learner.uses_parameters:
+        try:
+            _train_a_little(learner, config.change(precision="bfloat16"), f"{what} in bfloat16")
+        except UsageError as error:
+            raise AssertionError(f"{what}: {error}") from error
 
 
 def _check_settings(learner: type[Learner], what: str) -> None:
@@ -199,8 +207,13 @@ def _make(learner: type[Learner], config: RunConfig, what: str) -> Learner:
     with seeded_globally(config.seed, "init"):
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
         model = group_batchnorm(_Network(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
-    built = learner.from_config(config, Parts(model, optimizer, Normalize(), generator(config.seed, "buffer")))
+    optimizer: Optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
+    network: nn.Module = model
+    if config.precision == "bfloat16" and not learner.uses_parameters:  # as an engine does on a GPU
+        optimizer = BfloatTwin(model, config.lr)
+        network = optimizer.network
+    parts = Parts(model, optimizer, Normalize(), generator(config.seed, "buffer"), network)
+    built = learner.from_config(config, parts)
     _require(isinstance(built, learner), f"{what}: from_config returns {type(built).__name__}.")
     _require(built.model is model, f"{what}: `model` must be the one from_config was given, which runs train.")
     return built

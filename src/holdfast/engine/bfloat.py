@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from holdfast.errors import UsageError
 from holdfast.learners import PlainSgd
 from holdfast.pure import pure
 
@@ -60,6 +61,11 @@ class BfloatTwin(PlainSgd):
         super().step()
         pairs = zip(self.masters, self.twins, strict=True)
         moved = [(master, twin, twin.grad) for master, twin in pairs if twin.grad is not None]
+        if not moved and any(twin.requires_grad for twin in self.twins):
+            raise UsageError(
+                "no gradient reached the network that is trained. A learner must compute its losses with self.network, "
+                "or say uses_parameters = True; self.model has the same weights, but its gradients are not applied."
+            )
         if moved:
             masters, twins, gradients = (list(each) for each in zip(*moved, strict=True))
             _update(masters, twins, gradients, self.lr)

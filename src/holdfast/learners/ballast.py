@@ -7,6 +7,7 @@ pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `
 al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step.
 """
 
+import inspect
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
@@ -98,6 +99,8 @@ class Ballast(ReplayLearner):
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
         if hold_features and (self.call or self.take_outputs):
             raise UsageError("hold_features calls the model's features(x) itself: leave out call= and outputs=.")
+        if hold_features and self.ranks is not None:
+            raise UsageError("hold_features needs the model as it is, not one in DistributedDataParallel.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
         self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
         self.jitter, self.hold_features, self.teacher_decay = jitter, hold_features, teacher
@@ -153,8 +156,9 @@ class Ballast(ReplayLearner):
 
     def _outputs_and_features(self, view: Nested) -> Tensor:
         """Both in one tensor, (B, C + D), since a pass for several minibatches returns one."""
-        found = features(self.network, view)
-        return torch.cat([last_layer(self.network)(found), found], 1)
+        network = inspect.unwrap(self.network)  # an engine may have compiled it
+        found = features(network, view)
+        return torch.cat([last_layer(network)(found), found], 1)
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
         """1 + how often each class is among the labels, (C,)."""
