@@ -55,7 +55,7 @@ def _train(
     progress = Progress(config, len(stages))
     state = RunState(engine, generators, progress, matrices, clock)
     dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-    with compiling_ahead(learner.model, benchmark.shape, config.batch_size, dtype, device):
+    with compiling_ahead(learner.model, learner.passes, benchmark.shape, config.batch_size, dtype, device):
         if checkpointer is None or not checkpointer.resume(state):
             state.untrained = evaluate(learner.evaluated(), exams, benchmark.normalize, config.precision).class_il
     clock.lap("setup")

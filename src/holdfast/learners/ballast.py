@@ -69,6 +69,7 @@ class Ballast(ReplayLearner):
     teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
     """
 
+    passes = ((1, 1), (2, 2))
     grows = False
     stores_outputs = True
     own_state = ("average", "updates", "seen")

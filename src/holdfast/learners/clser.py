@@ -40,6 +40,7 @@ class ClsEr(ReplayLearner):
     stable_rate, plastic_rate: how often each average moves, as a share of the steps. Default: 0.1 and 0.3.
     """
 
+    passes = ((1, 1), (2, 1))
     terms = ("current", "consistency")
     grows = False
     own_state = ("stable", "plastic", "updates", "generator")

@@ -50,6 +50,7 @@ class ConsistencyReplay(ReplayLearner):
         common statistics. Which of them is better depends on the problem, by many points. Default: "apart".
     """
 
+    passes = ((1, 1), (3, 3))
     stores_outputs = True
     takes_positions = True
 

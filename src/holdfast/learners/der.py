@@ -31,6 +31,7 @@ class DarkReplay(ReplayLearner):
     beta: weight of the second term; the paper calls it alpha. Default: 0.5.
     """
 
+    passes = ((1, 1), (2, 2))
     terms = ("current", "consistency")
     stores_outputs = True
     takes_positions = True

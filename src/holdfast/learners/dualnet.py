@@ -58,6 +58,7 @@ class DualNet(ReplayLearner):
     lookahead: which share of the way of the slow steps is kept, 0 to 1. Default: 0.05.
     """
 
+    passes = ((1, 1), (2, 2))
     terms = ("current", "replay", "consistency", "slow")
     stores_outputs = True
     uses_parameters = True

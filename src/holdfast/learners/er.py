@@ -34,6 +34,7 @@ class ExperienceReplay(ReplayLearner):
     alpha: weight of the replayed samples. Default: 1.
     """
 
+    passes = ((1, 1), (2, 1))
     terms = ("current", "replay")
     learns_mixtures = True
     takes_positions = True

@@ -28,6 +28,7 @@ class AsymmetricReplay(ReplayLearner):
 
     """
 
+    passes = ((1, 1), (2, 2))
     terms = ("current", "replay")
     grows = False
     own_state = ("seen",)

@@ -46,6 +46,7 @@ class Icarl(ReplayLearner):
 
     """
 
+    passes = ((1, 1), (2, 1))
     needs_boundaries = True
     grows = False
     chooses = True

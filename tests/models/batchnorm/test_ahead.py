@@ -12,6 +12,8 @@ from holdfast.models.batchnorm import ahead, fused
 pytest.importorskip("triton")
 from holdfast.models.batchnorm import kernels
 
+PASSES = ((1, 1), (3, 3), (2, 1), (2, 2))
+
 
 @pytest.fixture
 def called(monkeypatch):
@@ -36,11 +38,11 @@ def test_every_kernel_of_a_step_is_compiled_ahead(monkeypatch, called, size):
     monkeypatch.setattr(fused, "compiles_for", lambda device: True)
     model = group_batchnorm(ResNet18((3, size, size), 10, width=16)).to(memory_format=torch.channels_last)
     for _, *rest in ahead.input_shapes(model, (3, size, size)):
-        for minibatches, groups in ahead.PASSES:
+        for minibatches, groups in PASSES:
             ahead.compile_kernels((8 * minibatches, *rest), groups, torch.float32)
     compiled = set(called)
     called.clear()
-    for sizes in ([8], [8, 8, 8], [16]):  # the first step, the paper's method, experience replay
+    for sizes in ([8], [8, 8, 8], [16], [8, 8]):  # the first step, the paper's method, experience replay, der
         x = torch.rand(sum(sizes), 3, size, size).to(memory_format=torch.channels_last)
         torch.cat(GroupedForward(model)(x, sizes)).sum().backward()
     assert {name for name, *_ in called} == {"_add_up", "_normalize", "_add_up_slopes", "_descend", "_update"}
@@ -53,12 +55,12 @@ def test_a_run_begins_with_it(monkeypatch, called):
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(ahead, "import_module", lambda name: None)  # takes seconds
     model = group_batchnorm(ResNet18((3, 32, 32), 10, width=16))
-    with ahead.compiling_ahead(model, (3, 32, 32), 8, torch.bfloat16, torch.device("cuda")):
+    with ahead.compiling_ahead(model, PASSES, (3, 32, 32), 8, torch.bfloat16, torch.device("cuda")):
         begun = set(called)
     shapes = ahead.input_shapes(model, (3, 32, 32))
     called.clear()
     for _, *rest in shapes:
-        for minibatches, groups in ahead.PASSES:
+        for minibatches, groups in PASSES:
             ahead.compile_kernels((8 * minibatches, *rest), groups, torch.bfloat16)
     assert begun == called != set()
 
@@ -94,6 +96,6 @@ def test_a_failure_goes_unnoticed_and_errors_inside_do_not(monkeypatch, kind):
     model = ResNet18((3, 32, 32), 10, width=8) if kind == "ResNet18" else nn.Linear(2, 2)
     if kind == "unmeasurable":
         model.compiles = False
-    block = ahead.compiling_ahead(model, (3, 32, 32), 8, torch.float32, torch.device("cuda"))
+    block = ahead.compiling_ahead(model, PASSES, (3, 32, 32), 8, torch.float32, torch.device("cuda"))
     with pytest.raises(KeyError, match="inside"), block:
         raise KeyError("inside")

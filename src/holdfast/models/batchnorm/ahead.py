@@ -4,7 +4,7 @@ One after the other they take more than ten seconds, before the first step ends.
 was not compiled here is compiled when it is called.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
@@ -21,18 +21,21 @@ __all__ = ["compile_kernels", "compiling_ahead", "input_shapes"]
 
 KINDS = ((True, False), (True, True), (False, False))
 """With or without a ReLU and a shortcut: a block's first BatchNorm, its second, and the one in its shortcut."""
-PASSES = ((1, 1), (3, 3), (2, 1))
-"""Minibatches in a pass, and groups that they make: in the first step, whose buffer is empty; in those of the paper's
-method; in those of experience replay."""
 
 
 @contextmanager
 def compiling_ahead(
-    model: nn.Module, shape: tuple[int, ...], batch_size: int, dtype: torch.dtype, device: torch.device
+    model: nn.Module,
+    passes: Sequence[tuple[int, int]],
+    shape: tuple[int, ...],
+    batch_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Iterator[None]:
     """Inside the block, kernels for steps on samples of `shape` are compiled; leaving it waits for them.
 
-    For networks of residual blocks, which have `compiles = False`. Others are compiled as a whole.
+    `passes` are those of a learner's steps: minibatches, and the groups that they make. Only networks of residual
+    blocks, which have `compiles = False`, need it; others are compiled as a whole.
     """
     fits = fused.compiles_for(device) and not getattr(model, "compiles", True)
     with ExitStack() as stack:
@@ -44,7 +47,7 @@ def compiling_ahead(
                 stack.enter_context(triton.AsyncCompileMode(pool, ignore_errors=True))
                 with torch.cuda.device(device):
                     for _, *rest in sorted(input_shapes(model, shape)):
-                        for minibatches, groups in PASSES:
+                        for minibatches, groups in passes:
                             compile_kernels((minibatches * batch_size, *rest), groups, dtype)
         yield
         if fits:  # the first step needs PyTorch's compiler, whose import takes seconds: time for the threads
