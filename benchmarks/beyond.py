@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.augment import jittered
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
@@ -40,9 +39,9 @@ from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_weights
+from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import MODELS, ResNet18, evaluating
+from holdfast.models import MODELS, ResNet18, evaluating, features, last_layer
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
@@ -55,6 +54,7 @@ EPOCHS = 5
 """Of the runs for which the candidates' decays are meant, see `config_of`."""
 
 MODELS.register("narrow", "resnet18 with an eighth of the channels, for CPUs")(partial(ResNet18, width=8))
+
 
 FINAL = {*settings_of(LEARNERS["ballast"]), "balanced"}
 CHOICES = {"statistics": ("own", "buffer"), "mix": ("none", "mixup", "cutmix")}
@@ -74,6 +74,8 @@ class Candidate(Ballast):
     decay: how slowly the averaged network follows, 0 to 1. The averaged network is evaluated. 0: there is none.
     statistics: "own" for the average's BatchNorm statistics from the draws it sees; "buffer" to estimate them anew from
         all stored samples before each evaluation.
+    nearest: whether the evaluated network answers with the cosine between a sample's features and the mean direction of
+        those of each class's stored samples, in place of its last layer. The network needs `features(x)`.
     asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it, as in ER-ACE.
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent.
@@ -104,6 +106,7 @@ class Candidate(Ballast):
         target: str = "average",
         decay: float = 0.999,
         statistics: str = "own",
+        nearest: bool = False,
         asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
@@ -117,18 +120,20 @@ class Candidate(Ballast):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength}
-        ideas |= {"jitter": jitter, "hold_features": hold_features, "teacher": teacher}
+        ideas |= {"hold_features": hold_features, "teacher": teacher}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold, contrast=contrast)
+        check_shares(jitter=jitter)
         if not decay and (target == "average" or hold):
             raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
         if hold_features and (contrast or not teacher):
             raise UsageError("hold_features needs a teacher of its own, and no contrast.")
         self.regularizer, self.statistics, self.mix = REGULARIZERS[regularizer], statistics, mix
-        self.jitter_all, self.hold, self.contrast = jitter_all, hold, contrast
+        self.nearest = deepcopy(self.average) if nearest else None
+        self.jitter, self.jitter_all, self.hold, self.contrast = jitter, jitter_all, hold, contrast
         if hold and teacher and self.teacher is None:
             self.teacher = deepcopy(self.average)
         self.generator = generator(self.seed, "jitter", self.device)
@@ -180,7 +185,7 @@ class Candidate(Ballast):
         views = [*views, *(jittered(each, self.jitter, self.generator) for each in views)]
         found = self.forward_parts(concat(views), list(map(rows, views)), network=self._outputs_and_features)
         parts = [each.tensor_split([len(self.seen)], 1) for each in found]
-        directions = [F.normalize(features) for _, features in parts]
+        directions = [F.normalize(found) for _, found in parts]
         pairs = zip(directions[:2], directions[2:], labels, strict=True)
         contrasts = [supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs]
         return [outputs for outputs, _ in parts[:2]], torch.stack(contrasts).sum()
@@ -196,13 +201,22 @@ class Candidate(Ballast):
         """What the averaged network answers."""
         return self.forward(view, self.average)
 
+    def extra_state(self) -> dict[str, Any]:
+        """As in Ballast, and the random numbers of mixtures and jitter."""
+        return super().extra_state() | {"generator": self.generator}
+
     def evaluated(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
         if not self.decay:
             return self.model
         if self.statistics == "buffer" and self.buffer.stored:
             estimate_statistics(self.average, self.view(self.buffer.contents().x))
-        return self.average
+        if self.nearest is None or not self.buffer.stored:
+            return self.average
+        self.nearest.load_state_dict(self.average.state_dict())
+        stored = self.buffer.contents()
+        answer_nearest(self.nearest, getattr(self.augment, "normalize", self.augment)(stored.x), stored.y)
+        return self.nearest
 
 
 def mixup(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -228,6 +242,24 @@ def cutmix(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.where(box[:, None], view.roll(1, 0), view), share
 
 
+def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Each image (B, C, H, W) cropped at random, scaled to its size again, and with other colours, light and contrast.
+
+    A crop has at least 1 - strength / 2 of the side; saturation and contrast lie within 1 +- strength, light within
+    strength of the pixels' scale.
+    """
+    uniforms = torch.rand(6, len(view), 1, 1, 1, generator=generator, device=view.device)
+    size, down, right, *colours = uniforms.to(view.dtype)
+    side = 1 - strength / 2 * size.view(-1)
+    corner = [(1 - side) * (2 * each.view(-1) - 1) for each in (right, down)]  # the centre of the crop
+    none = torch.zeros_like(side)
+    crop = torch.stack([torch.stack([side, none, corner[0]], 1), torch.stack([none, side, corner[1]], 1)], 1)
+    view = F.grid_sample(view, F.affine_grid(crop, list(view.shape), align_corners=False), align_corners=False)
+    saturation, contrast, light = (strength * (2 * each - 1) for each in colours)
+    view = view + saturation * (view - view.mean(1, keepdim=True))
+    return view + contrast * (view - view.mean((1, 2, 3), keepdim=True)) + light
+
+
 def supervised_contrast(directions: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
     """How surely each of B directions (B, F) finds those of its class among all others: a mean, the lower the surer.
 
@@ -245,6 +277,20 @@ def blend(values: Tensor, share: Tensor) -> Tensor:
 
 
 MIXTURES = {"mixup": mixup, "cutmix": cutmix}
+
+
+@torch.no_grad()
+def answer_nearest(network: nn.Module, view: Tensor, labels: Tensor) -> None:
+    """Let the last layer compute the cosine with the mean direction of each class, times the features' length.
+
+    Classes without samples get the lowest answer.
+    """
+    with evaluating(network):
+        directions = F.normalize(features(network, view))
+    head = last_layer(network)
+    chosen = F.one_hot(labels, head.out_features).to(directions.dtype)
+    head.weight.copy_(F.normalize(chosen.T @ directions))
+    head.bias.copy_(torch.where(chosen.any(0), 0.0, -1e9))
 
 
 @torch.no_grad()
@@ -275,6 +321,7 @@ STORED = {"target": "stored", "decay": 0.99}
 JITTER_ALL = {"jitter": 0.4, "jitter_all": True}
 HELD, FEATURES_HELD = {"hold": 5.0, "teacher": 0.9995}, {"hold_features": 5.0, "teacher": 0.9995}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
+KEPT = "average for evaluation only, adjusted thrice, very fast, features held by a slow teacher"
 ALL = "average for evaluation only, adjusted thrice, very fast, jitter of all, features held by a slow teacher"
 CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target": STEADY,
@@ -337,9 +384,14 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted thrice, very fast, beta 0.02": STORED | THRICE | {"beta": 0.02},
     "average for evaluation only, adjusted thrice, very fast, jitter of all": STORED | THRICE | JITTER_ALL,
     "average for evaluation only, adjusted thrice, very fast, held by a slow teacher": STORED | THRICE | HELD,
-    "average for evaluation only, adjusted thrice, very fast, features held by a slow teacher": STORED
-    | THRICE
-    | FEATURES_HELD,
+    "average for evaluation only, very fast, nearest mean": STORED | {"nearest": True},
+    "average for evaluation only, adjusted, very fast, nearest mean": STORED | {"adjusted": True, "nearest": True},
+    "average for evaluation only, adjusted thrice, very fast, nearest mean": STORED | THRICE | {"nearest": True},
+    "average for evaluation only, adjusted thrice, very fast, rate 0.1": STORED | THRICE | {"lr": 0.1},
+    KEPT: STORED | THRICE | FEATURES_HELD,
+    f"{KEPT}, rate 0.1": STORED | THRICE | FEATURES_HELD | {"lr": 0.1},
+    f"{KEPT}, weight decay": STORED | THRICE | FEATURES_HELD | {"weight_decay": 5e-4},
+    f"{KEPT}, three times as strongly": STORED | THRICE | FEATURES_HELD | {"hold_features": 15.0},
     "average for evaluation only, adjusted twice, very fast, jitter of all, features held by a slow teacher": STORED
     | TWICE
     | JITTER_ALL
@@ -347,7 +399,6 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     ALL: STORED | THRICE | JITTER_ALL | FEATURES_HELD,
     f"{ALL}, weight decay": STORED | THRICE | JITTER_ALL | FEATURES_HELD | {"weight_decay": 5e-4},
     f"{ALL}, rate 0.1": STORED | THRICE | JITTER_ALL | FEATURES_HELD | {"lr": 0.1},
-    f"{ALL}, three times as strongly": STORED | THRICE | JITTER_ALL | FEATURES_HELD | {"hold_features": 15.0},
     # A teacher that remembers more than a task: what LwF has at task boundaries, without boundaries.
     "average for evaluation only, adjusted, very fast, held by a slow teacher": STORED | {"adjusted": True} | HELD,
     "average for evaluation only, adjusted, very fast, held strongly by a slow teacher": STORED
@@ -388,8 +439,8 @@ def config_of(
     config = config.change(method="beyond")
     if epochs is not None:
         config = config.change(epochs=epochs, validation=VALIDATION)
-    elif settings.get("decay", 1) and all(hasattr(config, name) or name in FINAL for name in as_ballast(settings)):
-        config, settings = config.change(method="ballast"), as_ballast(settings)
+    elif settings.get("decay", 1) and all(hasattr(config, name) or name in FINAL for name in settings):
+        config = config.change(method="ballast")
     known = settings_for(config)
     config = config.parse(more, known)
     decay = settings.get("decay", known["decay"])
@@ -397,13 +448,6 @@ def config_of(
         if value:
             settings = settings | {name: round(1 - (1 - value) * EPOCHS / config.epochs, 9)}
     return config.parse([f"{name}={value}" for name, value in settings.items()], known)
-
-
-def as_ballast(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a candidate as Ballast has them; its jitter is that of all images."""
-    if "jitter" in settings and not settings.get("jitter_all"):
-        return {**settings, "jitter of draws": settings["jitter"]}
-    return {name: value for name, value in settings.items() if name != "jitter_all"}
 
 
 def full_configs(

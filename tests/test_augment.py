@@ -1,4 +1,3 @@
-import math
 import random
 import warnings
 from collections import Counter
@@ -10,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 import holdfast as hf
-from holdfast.augment import CropFlip, Normalize, jittered, per_sample
+from holdfast.augment import CropFlip, Normalize, per_sample
 from holdfast.errors import UsageError
 from holdfast.rng import generator
 
@@ -319,36 +318,3 @@ def test_looking_at_a_view_moves_no_generator(name):
             warnings.simplefilter("ignore")
             found.append([learner.observe(x, y).total.item() for x, y in minibatches(4)])
     assert found[0] == found[1]
-
-
-# --- jitter -----------------------------------------------------------------------------------------------------------
-
-
-def test_jitter_against_slow_loops():
-    """A crop is read between pixels in straight lines, those beyond the edge as 0; then colours, contrast and light."""
-    images = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(4))
-    made = jittered(images, 0.4, torch.Generator().manual_seed(5))
-    uniforms = torch.rand(6, 3, 1, 1, 1, generator=torch.Generator().manual_seed(5)).flatten(1).tolist()
-    for i, (size, down, right, *colours) in enumerate(zip(*uniforms, strict=True)):
-        side, wanted = 1 - 0.2 * size, torch.zeros(2, 4, 4)
-        for row in range(4):
-            for column in range(4):
-                # Pixel 0 covers 0 to 1, so its middle is at 0.5; the picture's middle is at 2.
-                at = [
-                    2 + 2 * (side * ((place + 0.5) / 2 - 1) + (1 - side) * (2 * shift - 1)) - 0.5
-                    for place, shift in ((row, down), (column, right))
-                ]
-                for r in (math.floor(at[0]), math.floor(at[0]) + 1):
-                    for c in (math.floor(at[1]), math.floor(at[1]) + 1):
-                        if 0 <= r < 4 and 0 <= c < 4:
-                            near = (1 - abs(at[0] - r)) * (1 - abs(at[1] - c))
-                            wanted[:, row, column] += near * images[i, :, r, c]
-        saturation, contrast, light = (0.4 * (2 * each - 1) for each in colours)
-        wanted += saturation * (wanted - wanted.mean(0))
-        wanted += contrast * (wanted - wanted.mean()) + light
-        torch.testing.assert_close(made[i], wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_jitter_is_for_images():
-    with pytest.raises(UsageError, match=r"jitter is for images \(B, C, H, W\), not for inputs of shape \(3, 5\)"):
-        jittered(torch.zeros(3, 5), 0.4, torch.Generator())

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.augment import jittered
 from holdfast.config import RunConfig
 from holdfast.experiments import load_results
 from holdfast.learners import Ballast, settings_for
@@ -35,10 +34,15 @@ def beyond():
     del LEARNERS._entries["beyond"], MODELS._entries["narrow"], sys.modules["beyond"]
 
 
+class Network(nn.Sequential):
+    def features(self, x):
+        return self[:-1](x)
+
+
 def network():
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
-    return nn.Sequential(*layers)
+    return Network(*layers)
 
 
 def stream(steps=12, classes=(0, 1, 2)):
@@ -145,6 +149,31 @@ def test_terms_against_slow_loops(beyond, mix, target):
     torch.testing.assert_close(losses.total, 0.7 * replay + 0.3 * consistency)
 
 
+def test_jitter_against_slow_loops(beyond):
+    """A crop is read between pixels in straight lines, those beyond the edge as 0; then colours, contrast and light."""
+    images = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(4))
+    made = beyond.jittered(images, 0.4, torch.Generator().manual_seed(5))
+    uniforms = torch.rand(6, 3, 1, 1, 1, generator=torch.Generator().manual_seed(5)).flatten(1).tolist()
+    for i, (size, down, right, *colours) in enumerate(zip(*uniforms, strict=True)):
+        side, wanted = 1 - 0.2 * size, torch.zeros(2, 4, 4)
+        for row in range(4):
+            for column in range(4):
+                # Pixel 0 covers 0 to 1, so its middle is at 0.5; the picture's middle is at 2.
+                at = [
+                    2 + 2 * (side * ((place + 0.5) / 2 - 1) + (1 - side) * (2 * shift - 1)) - 0.5
+                    for place, shift in ((row, down), (column, right))
+                ]
+                for r in (math.floor(at[0]), math.floor(at[0]) + 1):
+                    for c in (math.floor(at[1]), math.floor(at[1]) + 1):
+                        if 0 <= r < 4 and 0 <= c < 4:
+                            near = (1 - abs(at[0] - r)) * (1 - abs(at[1] - c))
+                            wanted[:, row, column] += near * images[i, :, r, c]
+        saturation, contrast, light = (0.4 * (2 * each - 1) for each in colours)
+        wanted += saturation * (wanted - wanted.mean(0))
+        wanted += contrast * (wanted - wanted.mean()) + light
+        torch.testing.assert_close(made[i], wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_supervised_contrast_against_slow_loops(beyond):
     directions = nn.functional.normalize(torch.randn(6, 3, generator=torch.Generator().manual_seed(6)))
     labels, total = [0, 1, 0, 0, 1, 1], 0.0
@@ -167,7 +196,7 @@ def test_contrast_compares_two_views_of_the_minibatch_and_of_the_draw(beyond):
     losses, drawn = last_draw(learner, x, y)
     expected = losses.current + 0.7 * losses.replay + 0.3 * losses.consistency
     for images, labels in ((x, y), (drawn.x, drawn.y)):
-        views = torch.cat([images, jittered(images, 0.4, numbers)])
+        views = torch.cat([images, beyond.jittered(images, 0.4, numbers)])
         directions = nn.functional.normalize(model.features(views))
         expected = expected + 0.5 * beyond.supervised_contrast(directions, torch.cat([labels, labels]))
     torch.testing.assert_close(losses.total, expected)
@@ -197,6 +226,28 @@ def test_features_are_held_by_a_slower_network(beyond):
     assert "teacher" in learner.extra_state()
 
 
+def test_the_nearest_mean_answers(beyond):
+    """The class with the largest cosine, one sample after the other; no class that has no samples."""
+    learner = learner_of(beyond.Candidate, nearest=True)
+    for x, y in stream(classes=(0, 2)):
+        learner.observe(x, y)
+    stored, average = learner.buffer.contents(), learner.average
+    answer = learner.evaluated().eval()
+    average.eval()
+    means = {}
+    for label in (0, 2):
+        found = [average.features(x[None])[0] for x, y in zip(stored.x, stored.y, strict=True) if y == label]
+        means[label] = sum(each / each.norm() for each in found)
+    for x in torch.randn(20, 1, 4, 4):
+        found = average.features(x[None])[0]
+        cosines = {label: float(found @ mean / mean.norm()) for label, mean in means.items()}
+        assert int(answer(x[None]).argmax()) == max(cosines, key=cosines.get)
+    average.train()
+    before = {name: each.clone() for name, each in average.state_dict().items()}
+    learner.evaluated()
+    assert all(torch.equal(each, before[name]) for name, each in average.state_dict().items())
+
+
 def test_a_teacher_of_its_own_holds_the_outputs(beyond):
     learner = learn(beyond.Candidate, hold=2.0, teacher=0.99, decay=0.5, target="stored", beta=1.0)
     x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
@@ -214,7 +265,7 @@ def test_all_images_are_jittered_and_adjustment_has_a_strength(beyond):
     model, numbers = deepcopy(learner.model), torch.Generator().set_state(learner.generator.get_state())
     x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
     losses, drawn = last_draw(learner, x, y)
-    outputs = model(jittered(torch.cat([x, drawn.x]), 0.4, numbers)[:8])
+    outputs = model(beyond.jittered(torch.cat([x, drawn.x]), 0.4, numbers)[:8])
     counts = torch.bincount(torch.cat([y, drawn.y]), minlength=3) + 1
     torch.testing.assert_close(losses.current, nn.functional.cross_entropy(outputs + 2.0 * counts.log(), y))
 
@@ -248,14 +299,13 @@ def test_contract(beyond, settings):
     check_learner(beyond.Candidate, config)
 
 
-FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced", "jitter", "hold_features", "teacher"}
+FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced", "hold_features", "teacher"}
 
 
-def beyond_or_ballast(settings):
-    """Ballast, if it has these settings and an average, and jitter is that of all images."""
-    mine = {name for name in settings if name not in RunConfig.__annotations__} - {"jitter_all"}
-    fits = mine <= FINAL and settings.get("decay") != 0 and ("jitter" in settings) == ("jitter_all" in settings)
-    return "ballast" if fits else "beyond"
+def beyond_or_ballast(config):
+    """Ballast, if it has these settings and an average."""
+    settings = dict(config.settings)
+    return "ballast" if settings.keys() <= FINAL and settings.get("decay") != 0 else "beyond"
 
 
 IDEAS = [
@@ -264,15 +314,14 @@ IDEAS = [
     {"adjusted": True, "balanced": True},
     {"adjusted": True, "strength": 3.0},
     {"target": "stored"},
-    {"jitter": 0.4, "jitter_all": True},
+    {"adjusted": True, "hold_features": 2.0, "teacher": 0.99},
 ]
 
 
 @pytest.mark.parametrize("ideas", IDEAS, ids=str)
 def test_ballast_computes_the_same_weights_as_the_candidate(beyond, ideas):
     """Results of a candidate at full length are results of the method that it became."""
-    kinds = {beyond.Candidate: ideas, Ballast: beyond.as_ballast(ideas)}
-    candidate, method = (learn(kind, beta=0.2, decay=0.9, **settings) for kind, settings in kinds.items())
+    candidate, method = (learn(kind, beta=0.2, decay=0.9, **ideas) for kind in (beyond.Candidate, Ballast))
     for mine, theirs in ((candidate.model, method.model), (candidate.evaluated(), method.evaluated())):
         for name, tensor in mine.state_dict().items():
             assert torch.equal(tensor, theirs.state_dict()[name]), name
@@ -284,9 +333,9 @@ def test_every_candidate_has_a_config_of_its_own(beyond):
         given = {"buffer_size": 200, "epochs": epochs, "seed": 0}
         configs = {name: beyond.config_of(settings, **given) for name, settings in beyond.CANDIDATES.items()}
         assert len(set(configs.values())) == len(configs)
-        for name, config in configs.items():
+        for config in configs.values():
             assert (config.epochs, config.validation) == ((5, beyond.VALIDATION) if epochs else (50, 0.0))
-            assert config.method == ("beyond" if epochs else beyond_or_ballast(beyond.CANDIDATES[name]))
+            assert config.method == ("beyond" if epochs else beyond_or_ballast(config))
 
 
 def test_settings_at_their_default_are_not_in_the_fingerprint(beyond):

@@ -8,14 +8,13 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast.errors import UsageError
 from holdfast.nested import Nested, concat, leaves, rows, split, transform
 from holdfast.pure import pure
 from holdfast.rng import global_generators
 
-__all__ = ["CropFlip", "Normalize", "View", "draws_once", "jittered", "per_sample", "takes_targets"]
+__all__ = ["CropFlip", "Normalize", "View", "draws_once", "per_sample", "takes_targets"]
 
 View = Callable[..., Any]
 """Stored minibatch -> the network's input; for images, (B, C, H, W) uint8 -> float. See `takes_targets`."""
@@ -89,27 +88,6 @@ class CropFlip:
 
 
 # --- views that draw for each sample ---------------------------------------------------------------------------------
-
-
-def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Each image (B, C, H, W) cropped at random, scaled to its size again, and with other colours, light and contrast.
-
-    A crop has at least 1 - strength / 2 of the side; saturation and contrast lie within 1 +- strength, light within
-    strength of the pixels' scale.
-    """
-    if view.dim() != 4:
-        raise UsageError(f"jitter is for images (B, C, H, W), not for inputs of shape {tuple(view.shape)}.")
-    uniforms = torch.rand(6, len(view), 1, 1, 1, generator=generator, device=view.device)
-    size, down, right, *colours = uniforms.to(view.dtype)
-    side = 1 - strength / 2 * size.view(-1)
-    corner = [(1 - side) * (2 * each.view(-1) - 1) for each in (right, down)]  # the centre of the crop
-    none = torch.zeros_like(side)
-    crop = torch.stack([torch.stack([side, none, corner[0]], 1), torch.stack([none, side, corner[1]], 1)], 1)
-    view = F.grid_sample(view, F.affine_grid(crop, list(view.shape), align_corners=False), align_corners=False)
-    saturation, contrast, light = (strength * (2 * each - 1) for each in colours)
-    view = view + saturation * (view - view.mean(1, keepdim=True))
-    made: Tensor = view + contrast * (view - view.mean((1, 2, 3), keepdim=True)) + light
-    return made
 
 
 def per_sample(view: View) -> View:

@@ -103,7 +103,16 @@ def test_what_the_page_says_of_longer_runs_is_so(runs):
         assert all(each > -1.1 for each in others)
     for idea in ("jitter of all", "features held by a slow teacher"):
         assert 1 < accuracy[f"{thrice}, {idea}"] - accuracy[thrice] < 1.6, "one point more"
-    assert max(long, key=lambda name: long[name]["task_il"][0]) == f"{thrice}, features held by a slow teacher"
+    held = f"{thrice}, features held by a slow teacher"
+    both = f"{thrice}, jitter of all, features held by a slow teacher"
+    assert 2.5 < accuracy[held] - accuracy[both] < 3.5, "three points"
+    lost = [a - b for a, b in zip(long[held]["last"][0], long[both]["last"][0], strict=True)]
+    assert sorted(lost)[-2:] == lost[-2:], "on the two newest tasks most of all"
+    assert 2 < accuracy[f"{both}, rate 0.1"] - accuracy[both] < 2.5, "two points"
+    assert 0.5 < accuracy[f"{both}, weight decay"] - accuracy[both] < 1.5, "one"
+    with_features = {name for name in long if "features held" in name}
+    assert len(with_features) == 4
+    assert set(sorted(long, key=lambda name: -long[name]["task_il"][0])[:4]) == with_features
     assert 6 < accuracy[base] - accuracy[f"{base}, jitter"] < 6.5, "by six points"
     assert 0 < runs["resnet18", 5, twice]["accuracies"][0] - runs["resnet18", 5, base]["accuracies"][0] < 1
 
@@ -114,6 +123,10 @@ def test_what_the_page_says_of_longer_runs_is_so(runs):
     assert max(digits, key=digits.get) == four
     assert 6.5 < digits[four] - digits[base] < 7.5
     assert digits[ten] < digits[base] < digits[six] < digits[thrice]
+    plain = base.replace("adjusted, ", "")
+    nearest = {name: digits[f"{name}, nearest mean"] - digits[name] for name in (plain, base, thrice)}
+    assert 0.5 < nearest[base] < nearest[plain] < 2, "one or two points"
+    assert -3.5 < nearest[thrice] < -2.5, "loses three"
     both = digits[thrice.replace("thrice", "thrice, asymmetric")]
     assert both < min(digits[thrice], digits["average as target, asymmetric, very fast"])
 

@@ -64,10 +64,10 @@ def test_captured_steps_equal_eager_ones(name, method):
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
 
 
-def test_captured_steps_with_a_teacher_and_jitter():
-    """Their state is outside the network: a second average, and random numbers of its own."""
+def test_captured_steps_with_a_teacher():
+    """Its features come from passes that ask the networks for more than their outputs."""
     config = short("seq-cifar10", "ballast", batch_size=48, replay_size=16, precision="float32", epochs=10)
-    config = config.parse(["jitter=0.4", "hold_features=5", "teacher=0.9"], settings_for(config))
+    config = config.parse(["hold_features=5", "teacher=0.9"], settings_for(config))
     expected, got = weights_after(config, eager), weights_after(config, captured)
     for part, tensor in expected.items():
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")

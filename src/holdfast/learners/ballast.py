@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.augment import jittered
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.clser import follow
@@ -29,7 +28,6 @@ from holdfast.methods import LEARNERS
 from holdfast.models import GroupedForward, count_outputs, features, last_layer
 from holdfast.nested import Nested, rows, split
 from holdfast.registry import unknown_name
-from holdfast.rng import generator
 
 __all__ = ["Ballast"]
 
@@ -62,8 +60,6 @@ class Ballast(ReplayLearner):
         the classes of the minibatch gain nothing from being frequent. Default: False.
     strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
         network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
-    jitter: how strongly images are cropped, scaled and recoloured for the network, 0 to 1. The average sees them as
-        they are. For images (B, C, H, W) only. Default: 0, not at all.
     hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
         on minibatch and draw. The teacher is a second average, and the model needs a method `features(x)`. Default: 0.
     teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
@@ -86,14 +82,13 @@ class Ballast(ReplayLearner):
         asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
-        jitter: float = 0.0,
         hold_features: float = 0.0,
         teacher: float = 0.9995,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features)
-        check_shares(decay=decay, jitter=jitter, teacher=teacher)
+        check_shares(decay=decay, teacher=teacher)
         if target not in TARGETS:
             raise unknown_name("target", target, list(TARGETS))
         if self.loss is not None:
@@ -104,11 +99,10 @@ class Ballast(ReplayLearner):
             raise UsageError("hold_features needs the model as it is, not one in DistributedDataParallel.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
         self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
-        self.jitter, self.hold_features, self.teacher_decay = jitter, hold_features, teacher
+        self.hold_features, self.teacher_decay = hold_features, teacher
         self.average = deepcopy(self.model).requires_grad_(False)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
-        self.generator = generator(self.seed, "jitter", self.device) if jitter else None
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
@@ -126,8 +120,6 @@ class Ballast(ReplayLearner):
         view = self.view(x, drawn.x)
         with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
             steady = self.forward(split(view, sizes)[1], self.average)
-        if self.generator is not None:
-            view = jittered(view, self.jitter, self.generator)
         (outputs, now), turned = self._outputs(view, sizes)
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
@@ -184,9 +176,8 @@ class Ballast(ReplayLearner):
         follow(average, self.model, 1 - limit)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """The teacher and the generator of jitter belong to it if they are used."""
-        used = {"teacher": self.teacher, "generator": self.generator}
-        return super().extra_state() | {name: each for name, each in used.items() if each is not None}
+        """With the teacher, if there is one."""
+        return super().extra_state() | ({} if self.teacher is None else {"teacher": self.teacher})
 
     def evaluated(self) -> nn.Module:
         """The average."""
