@@ -190,6 +190,11 @@ class Candidate(Ballast):
         contrasts = [supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs]
         return [outputs for outputs, _ in parts[:2]], torch.stack(contrasts).sum()
 
+    def _outputs_and_features(self, view: Tensor) -> Tensor:
+        """Both in one tensor, (B, C + D), since a pass for several minibatches returns one."""
+        found = features(self.network, view)
+        return torch.cat([last_layer(self.network)(found), found], 1)
+
     @torch.no_grad()
     def _taught(self, view: Tensor) -> Tensor:
         """What the teacher answers; minibatches leave no trace in the BatchNorm statistics of one that is evaluated."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from holdfast.errors import UsageError
 
-__all__ = ["Nested", "concat", "fills_of", "leaves", "outline", "pad", "pad_to", "rebuild", "rows"]
+__all__ = ["Nested", "chosen_rows", "concat", "fills_of", "leaves", "outline", "pad", "pad_to", "rebuild", "rows"]
 __all__ += ["split", "transform"]
 
 Nested = Any
@@ -64,6 +64,11 @@ def split(value: Nested, sizes: Sequence[int]) -> list[Nested]:
     form = outline(value, "x")
     parts = {name: torch.split(tensor, list(sizes)) for name, tensor in leaves(value, "x").items()}
     return [rebuild(form, {name: part[number] for name, part in parts.items()}) for number in range(len(sizes))]
+
+
+def chosen_rows(value: Nested, which: Tensor | slice | int) -> Nested:
+    """These rows of every tensor."""
+    return transform(lambda part: part[which.to(part.device) if isinstance(which, Tensor) else which], value)
 
 
 def fills_of(names: Iterable[str], padding: Mapping[str, float]) -> dict[str, float]:

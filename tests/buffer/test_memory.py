@@ -119,3 +119,20 @@ def test_a_lack_of_memory_is_told_with_its_size(error):
         affordable(8, "the memory of cuda"),
     ):
         raise error
+
+
+RARE = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+@pytest.mark.parametrize("dtype", [*RARE, torch.int16, torch.bool, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("width", [3, 8])
+def test_samples_of_any_type(storage, dtype, width):
+    x = torch.arange(6 * width).reshape(6, width).to(torch.float32).to(dtype)
+    buffer = make(storage=storage)
+    buffer.add(x[:4], torch.arange(4))
+    buffer.add(x[4:], torch.arange(4, 6))
+    for drawn in (buffer.contents(), buffer.sample(5)):
+        assert drawn.x.dtype == dtype
+        for found, label in zip(drawn.x, drawn.y.tolist(), strict=True):
+            assert torch.equal(found.view(torch.uint8), x[label].view(torch.uint8))

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from holdfast.errors import UsageError
-from holdfast.learners import AveragedGem
+from holdfast.learners import AveragedGem, EpisodicGem
 from learners.conftest import (
     assert_same_state,
     cross_entropies,
@@ -91,6 +92,54 @@ def test_it_remembers_within_tasks_what_sgd_forgets():
     """Over all classes it remembers little, as published."""
     assert tiny_run("sgd").task_il_accuracy < 88
     assert tiny_run("agem").task_il_accuracy > 92
+
+
+@pytest.mark.parametrize("kind", [AveragedGem, EpisodicGem])
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_of_different_parts_of_the_network(kind, seed):
+    """A head for each domain: the minibatch uses one, stored samples the other."""
+    torch.manual_seed(seed)
+    model = Domains()
+    learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=16)
+    learner.observe(*of_domain(0))
+    if kind is EpisodicGem:
+        learner.end_task(*of_domain(0))
+    (x, y), stored = of_domain(1), learner.buffer.contents()  # a draw has all of them, in some order
+    parameters = list(model.parameters())
+
+    def slopes(x, y):
+        loss = cross_entropies(model(x), y).mean()
+        return torch.cat(
+            [
+                each.flatten()
+                for each in torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            ]
+        )
+
+    mine, theirs = slopes(x, y), slopes(stored.x, stored.y)
+    product, square = float(mine @ theirs), float(theirs @ theirs)
+    if product < 0 and kind is AveragedGem:
+        mine = mine - product / square * theirs
+    elif product < 0:
+        mine = mine + max(0.5, -product / (square + 1e-3)) * theirs
+    wanted = torch.cat([each.detach().flatten() for each in parameters]) - 0.1 * mine
+    learner.observe(x, y)
+    torch.testing.assert_close(torch.cat([each.detach().flatten() for each in parameters]), wanted)
+
+
+class Domains(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 8, dtype=torch.float64)
+        self.heads = nn.ModuleList(nn.Linear(8, 3, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, x):
+        return self.heads[int(x[0, 6])](self.body(x[:, :6]).relu())
+
+
+def of_domain(number, count=16):
+    x = torch.randn(count, 6, dtype=torch.float64)
+    return torch.cat([x, torch.full((count, 1), number, dtype=torch.float64)], 1), torch.randint(0, 3, (count,))
 
 
 @pytest.mark.parametrize("options", [{"replay_size": 0}, {"replay_size": -3}])

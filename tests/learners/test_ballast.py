@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch import nn
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
@@ -176,7 +177,8 @@ def test_it_remembers_what_sgd_forgets(ideas):
         ({"strength": -1.0}, "strength must be a finite number of at least 0"),
         ({"hold_features": -1.0}, "hold_features must be a finite number of at least 0"),
         ({"teacher": -0.5}, "teacher must lie between 0 and 1"),
-        ({"hold_features": 1.0, "outputs": lambda returned: returned}, "leave out call= and outputs="),
+        ({"strength": 2.0}, "strength belongs to adjusted=True"),
+        ({"hold_features": 1.0, "beta": 0.0}, "nothing would be held"),
         ({"target": "mean"}, "unknown target 'mean'"),
         ({"decay": 1.1}, "decay must lie between 0 and 1, not at 1.1"),
         ({"loss": torch.nn.functional.mse_loss}, "leave out loss="),
@@ -190,9 +192,35 @@ def test_settings_out_of_range(options, sentence):
         ballast(network("mlp"), **options)
 
 
-def test_a_model_without_features_is_told():
-    learner = ballast(network("batchnorm"), hold_features=1.0)
+class Dropping(Convolutions):
+    """Something comes between the features and the last layer, and outputs have a name."""
+
+    def forward(self, x):
+        return {"scores": self.classifier(nn.functional.dropout(self.features(x), 0.5, self.training))}
+
+
+def test_what_is_held_is_what_the_model_computes():
+    """A weight of nearly 0 changes nothing: the network is called as it is, with all that it does."""
+    weights = []
+    for hold in (0.0, 1e-12):
+        torch.manual_seed(1)
+        model = Dropping()
+        learner = ballast(model, hold_features=hold, target="stored", outputs=lambda returned: returned["scores"])
+        for x, y in stream(4, dtype=torch.float32):
+            torch.manual_seed(2)  # the teacher draws as well, after the network
+            learner.observe(x, y)
+        weights.append(model.state_dict())
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_does_not_use_its_last_layer_is_told():
+    model = Convolutions().double()
+    model.rotation = nn.Linear(16, CLASSES, dtype=torch.float64)
+    learner = ballast(model, hold_features=1.0)
     x, y = next(stream(1))
     learner.observe(x, y)
-    with pytest.raises(UsageError, match=r"Sequential has no method features\(x\)"):
+    before = deepcopy(model.state_dict())
+    with pytest.raises(UsageError, match="once for every sample"):
         learner.observe(x, y)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())

@@ -121,3 +121,16 @@ def test_it_remembers_what_sgd_forgets():
 def test_settings_out_of_range(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         esmer(network("mlp"), **options)
+
+
+def test_one_stored_sample_does_not_stop_it():
+    """BatchNorm refuses a draw of one; whatever passes the limit after `forget_all`, steps go on."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = network("batchnorm")
+        learner = Esmer(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20, loss_margin=0.7)
+        for x, y in stream(10, seed=seed):
+            learner.observe(x, y)
+        learner.forget_all()
+        for x, y in stream(10, seed=seed + 50):
+            learner.observe(x, y)

@@ -225,3 +225,75 @@ def test_a_deep_copy_learns_the_same_and_rolls_back_by_itself():
     twin.observe(X, Y)
     assert all(torch.equal(*pair) for pair in zip(state(made)[:-1], state(twin)[:-1], strict=True))
     assert_refused(twin, (X[:1], Y[:1]), "single sample")
+
+
+class Drifting(nn.Module):
+    """Puts a new tensor into its buffer in every pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.layer(x - self.mean)
+
+
+def test_buffers_that_a_pass_replaces_are_restored():
+    model = Drifting()
+    made = learner(model)
+    made.observe(X, Y)
+    before = model.mean.clone()
+    with pytest.raises(hf.HoldfastError, match="no step was made"):
+        made.observe(X * float("nan"), Y)
+    assert torch.equal(model.mean, before)
+    assert torch.isfinite(made.observe(X, Y).total)
+
+
+@pytest.mark.parametrize("name", ["er-ace", "ballast", "lwf", "icarl"])
+def test_a_layer_after_the_last_one(name):
+    """Classes are counted at the last nn.Linear; if outputs come from another one, that is told before a step."""
+
+    class WithRotation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classifier, self.rotation = nn.Linear(3, 5), nn.Linear(3, 4)
+
+        def features(self, x):
+            return x
+
+        def forward(self, x):
+            return self.classifier(x)
+
+    model, kind = WithRotation(), hf.LEARNERS[name]
+    made = kind(model, descent(model), **({"buffer_size": 8} if kind.needs_buffer else {}))
+    made.begin_task((0, 1, 2, 3))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(hf.UsageError, match="the model has 5 outputs, but its last nn"):
+        made.observe(X, Y)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["er-ace", "lwf", "fdr", "ewc"])
+def test_losses_of_ones_own_where_classes_are_compared(name):
+    model, kind = network(), hf.LEARNERS[name]
+    with pytest.raises(hf.UsageError, match="leave out loss="):
+        kind(model, descent(model), loss=nn.MSELoss(), **({"buffer_size": 8} if kind.needs_buffer else {}))
+
+
+def test_clser_needs_labels():
+    model = nn.Linear(3, 5)
+    made = hf.LEARNERS["clser"](model, descent(model), buffer_size=8, loss=nn.MSELoss())
+    made.observe(X, torch.rand(4, 5))
+    with pytest.raises(hf.UsageError, match="targets must be labels"):
+        made.observe(X, torch.rand(4, 5))
+
+
+@pytest.mark.parametrize("name", ["esmer", "ballast"])
+def test_advice_is_given_where_it_can_be_taken(name):
+    """Their heads cannot grow."""
+    model = network()
+    made = hf.LEARNERS[name](model, descent(model), buffer_size=8)
+    with pytest.raises(hf.UsageError, match=r"labels up to 9 do not fit the model: its outputs are 0\.\.4\.$"):
+        made.observe(X, Y + 6)

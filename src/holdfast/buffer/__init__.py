@@ -2,7 +2,7 @@
 
 from holdfast.buffer.balanced import BalancedReservoir
 from holdfast.buffer.base import Draw, Placement, Plan, Storage
-from holdfast.buffer.reservoir import Reservoir, distinct, place, window
+from holdfast.buffer.reservoir import Reservoir, distinct, place, widened, window
 from holdfast.buffer.sharded import ShardedReservoir
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "Storage",
     "distinct",
     "place",
+    "widened",
     "window",
 ]

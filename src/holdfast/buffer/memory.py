@@ -13,6 +13,10 @@ from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, la
 
 __all__ = ["Memory"]
 
+NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The usual type of whole numbers, by its bytes."""
+RARE = (torch.uint16, torch.uint32, torch.uint64)
+
 
 class Memory(Storage):
     """Columns in the memory of `home`. If the device is another one, steps wait for it.
@@ -42,12 +46,12 @@ class Memory(Storage):
 
     def read(self, slots: Tensor) -> list[Tensor]:
         if self.device.type == self.home.type:
-            return [column.index_select(0, slots) for column in self.columns]
+            return [_numbers(column).index_select(0, slots).view(column.dtype) for column in self.columns]
         # A GPU fetches from pinned memory by itself. Pinning the draws is enough; the columns need not be pinned.
         chosen, pinned = slots.to(self.home), self.device.type == "cuda"
         drawn = [column.new_empty((len(chosen), *column.shape[1:]), pin_memory=pinned) for column in self.columns]
         for column, rows in zip(self.columns, drawn, strict=True):
-            torch.index_select(column, 0, chosen, out=rows)
+            torch.index_select(_numbers(column), 0, chosen, out=_numbers(rows))
         return [rows.to(self.device, non_blocking=True) for rows in drawn]
 
     def first(self, count: int) -> list[Tensor]:
@@ -71,11 +75,17 @@ class Memory(Storage):
                 column[: len(saved[name])].copy_(saved[name])
 
 
+def _numbers(rows: Tensor) -> Tensor:
+    """The same bytes as whole numbers, for the types whose rows PyTorch cannot choose."""
+    rare = rows.dtype in RARE or (rows.is_floating_point() and rows.itemsize == 1)
+    return rows.view(NUMBERS[rows.itemsize]) if rare else rows
+
+
 def _words(rows: Tensor) -> Tensor:
     """Rows of bytes as 64-bit words, if each row is a whole number of them: a CPU copies words six times as fast."""
     size = prod(rows.shape[1:])
     if rows.dtype != torch.uint8 or size % 8:
-        return rows
+        return _numbers(rows)
     whole = rows.contiguous()
     if whole.storage_offset() % 8:  # a view that begins within a word
         whole = whole.clone()

@@ -30,7 +30,7 @@ from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.rng import restore
 
-__all__ = ["Reservoir", "distinct", "open_storage", "place", "window"]
+__all__ = ["Reservoir", "distinct", "open_storage", "place", "widened", "window"]
 
 MARGIN = 1.0
 """How far below its lowest logit a stored sample's logit of a new class is put.
@@ -42,6 +42,12 @@ a margin much larger than 1 is a jolt. benchmarks/widened_logits.py compares the
 
 LARGE = 100_000
 """Above this capacity, avoid O(capacity) work per step. Changing it changes what a seed selects."""
+
+
+def widened(logits: Tensor, outputs: int) -> Tensor:
+    """Logits (B, C) of so many outputs: new ones are each sample's lowest - `MARGIN`."""
+    lowest = logits.amin(dim=1, keepdim=True) - MARGIN
+    return torch.cat([logits, lowest.expand(-1, outputs - logits.shape[1])], dim=1)
 
 
 @pure
@@ -324,11 +330,7 @@ class Reservoir:
         if not self._offered or logits is None or next(n for n in logits.shape if n != ANY) >= outputs:
             return  # a folder that was opened again may be ahead of the model
 
-        def widened(old: Tensor) -> Tensor:
-            lowest = old.amin(dim=1, keepdim=True) - MARGIN
-            return torch.cat([old, lowest.expand(-1, outputs - old.shape[1])], dim=1)
-
-        self._storage.change("logits", widened)
+        self._storage.change("logits", lambda old: widened(old, outputs))
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides what the buffer does next. As in PyTorch, the tensors are the buffer's own, if of one shape.

@@ -51,9 +51,9 @@ class BfloatTwin(PlainSgd):
         for twin in self.twins:
             twin.grad = None
 
-    def gradients(self) -> list[Tensor]:
-        """The gradients that `step` applies, those of matrices in bfloat16."""
-        return super().gradients() + [twin.grad for twin in self.twins if twin.grad is not None]
+    def trained(self) -> list[Tensor]:
+        """The tensors whose gradients `step` applies, matrices in bfloat16."""
+        return [*super().trained(), *self.twins]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -52,8 +52,9 @@ class ReplayModule(LightningModule):
         self._saved: dict[str, Any] | None = None
 
     def forward(self, x: Any) -> Any:
-        """The model's output."""
-        return self.model(x)
+        """The output of the network that counts: the model, or for some methods the learner's average of it."""
+        network = self.model if self.learner is None else self.learner.evaluated()
+        return network(x)
 
     def configure_optimizers(self) -> Any:
         """The learner's optimiser, or a new one for the learner to come."""

@@ -40,8 +40,8 @@ class AveragedGem(ReplayLearner):
         """The gradient of the minibatch, projected where it points against that of the draw."""
         if "replay" not in losses.terms:
             return super().backward(losses)
-        reference = [gradient.clone() for gradient in self.gradients(losses.replay)]
-        gradients = super().backward(losses)
+        reference = [gradient.clone() for gradient in self.gradients(losses.replay, every=True)]
+        gradients = self.gradients(losses.total, every=True)
         _project(gradients, reference)
         return gradients
 

@@ -8,9 +8,9 @@ al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a 
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.clser import follow
+from holdfast.learners.clser import follow, keep_mode
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.models import GroupedForward, count_outputs, features, last_layer
+from holdfast.models import GroupedForward, count_outputs, last_layer
 from holdfast.nested import Nested, rows, split
 from holdfast.registry import unknown_name
 
@@ -61,7 +61,7 @@ class Ballast(ReplayLearner):
     strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
         network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
     hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
-        on minibatch and draw. The teacher is a second average, and the model needs a method `features(x)`. Default: 0.
+        on minibatch and draw. The teacher is a second average. Features are what the last nn.Linear sees. Default: 0.
     teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
     """
 
@@ -93,16 +93,19 @@ class Ballast(ReplayLearner):
             raise unknown_name("target", target, list(TARGETS))
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
-        if hold_features and (self.call or self.take_outputs):
-            raise UsageError("hold_features calls the model's features(x) itself: leave out call= and outputs=.")
-        if hold_features and self.ranks is not None:
-            raise UsageError("hold_features needs the model as it is, not one in DistributedDataParallel.")
+        if strength != 1.0 and not adjusted:
+            raise UsageError("strength belongs to adjusted=True: give both, or leave it out.")
+        if hold_features and not beta:
+            raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
         self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
         self.hold_features, self.teacher_decay = hold_features, teacher
         self.average = deepcopy(self.model).requires_grad_(False)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
+        # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
+        plain = inspect.unwrap(self.network)
+        self._plain = getattr(plain, "_orig_mod", plain)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
@@ -118,6 +121,7 @@ class Ballast(ReplayLearner):
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         sizes = [rows(y), rows(drawn.y)]
         view = self.view(x, drawn.x)
+        keep_mode(self.model, self.average, *([] if self.teacher is None else [self.teacher]))
         with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
             steady = self.forward(split(view, sizes)[1], self.average)
         (outputs, now), turned = self._outputs(view, sizes)
@@ -138,20 +142,16 @@ class Ballast(ReplayLearner):
 
     def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor | None]:
         """The outputs for each part of a view, and how far its features are turned from the teacher's: 1 - cosine."""
-        if self._teach is None:
+        if self.teacher is None or self._teach is None:
             return self.forward_parts(view, sizes), None
-        found = self.forward_parts(view, sizes, network=self._outputs_and_features)
-        with torch.no_grad(), self.autocast():
-            taught = self._teach(view, sizes, partial(features, self._teach.model))
-        parts = [each.tensor_split([len(self.seen)], 1) for each in found]
-        cosines = [F.cosine_similarity(mine, widen(held)) for (_, mine), held in zip(parts, taught, strict=True)]
-        return [outputs for outputs, _ in parts], torch.stack([1 - each.mean() for each in cosines]).sum()
-
-    def _outputs_and_features(self, view: Nested) -> Tensor:
-        """Both in one tensor, (B, C + D), since a pass for several minibatches returns one."""
-        network = inspect.unwrap(self.network)  # an engine may have compiled it
-        found = features(network, view)
-        return torch.cat([last_layer(network)(found), found], 1)
+        with seen_by(last_layer(self._plain)) as mine:
+            outputs = self.forward_parts(view, sizes, network=lambda part: self.answer(part, self._plain))
+        with torch.no_grad(), self.autocast(), seen_by(last_layer(self.teacher)) as taught:
+            self._teach(view, sizes, lambda part: self.answer(part, self.teacher))
+        if sum(map(len, mine)) != sum(sizes):
+            self.refuse(UsageError("hold_features needs a model that calls its last nn.Linear once for every sample."))
+        cosines = F.cosine_similarity(widen(torch.cat(mine)).flatten(1), widen(torch.cat(taught)).flatten(1))
+        return outputs, torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
         """1 + how often each class is among the labels, (C,)."""
@@ -182,3 +182,14 @@ class Ballast(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The average."""
         return self.average
+
+
+@contextmanager
+def seen_by(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects what a layer is given inside the block."""
+    found: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    try:
+        yield found
+    finally:
+        handle.remove()

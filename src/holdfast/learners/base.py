@@ -43,7 +43,8 @@ class Learner:
 
     `observe(x, y)` is the whole step. In a loop of your own, take it apart: `losses = learner.losses(x, y)` moves no
     weight, then comes any backward pass on `losses.total` and any step of the optimiser, then `learner.commit(losses)`
-    offers the minibatch to the buffer.
+    offers the minibatch to the buffer. `learner.descend(losses)` is the usual backward pass and step, with `clip` and
+    `scheduler`; methods that change gradients need it.
 
     A method overrides, only where it needs to:
 
@@ -116,6 +117,9 @@ class Learner:
         self.class_weights = None if weights is None else check_class_weights(weights, self.device)
         scheduler = given["scheduler"]
         self.scheduler = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
+        scheduled = getattr(scheduler, "optimizer", optimizer)
+        if isinstance(scheduled, torch.optim.Optimizer) and scheduled is not optimizer:
+            raise UsageError("the scheduler was made for another optimiser than this learner's: make it for this one.")
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
         if given["head"] is not None and self.ranks is not None:
@@ -199,6 +203,7 @@ class Learner:
         losses = losses if isinstance(losses, Losses) else Losses(losses)
         with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
             gradients = self.backward(losses)
+        losses.descended = True
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
         (optimizer or self.optimizer).step()
@@ -211,6 +216,11 @@ class Learner:
 
     def commit(self, losses: Losses) -> None:
         """Finish the step after the update: offer the minibatch to the buffer."""
+        if type(self).backward is not Learner.backward and not losses.descended:
+            raise UsageError(
+                f"{type(self).__name__} changes gradients: use observe, or learner.descend(losses) in place of a "
+                "backward pass and a step of the optimiser."
+            )
         if losses.offer is not None and self.buffer is not None:
             self.buffer.add(*losses.offer.arguments)
 
@@ -280,11 +290,14 @@ class Learner:
             self._transaction.explain(error, view)
         return [widen(each) for each in outputs] if widened else outputs
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """The gradients of a loss in the optimiser's parameters; the next call overwrites them."""
+    def gradients(self, loss: Tensor, *, every: bool = False) -> list[Tensor]:
+        """The gradients of a loss in the optimiser's parameters; the next call overwrites them.
+
+        With `every`, also zeros for parameters that the loss does not depend on: gradients of two losses then match.
+        """
         forget_gradients(self.optimizer)
         loss.backward()  # type: ignore[no-untyped-call]
-        return gradients_of(self.optimizer, self.model)
+        return gradients_of(self.optimizer, self.model, every=every)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the network computes."""
@@ -323,6 +336,10 @@ class Learner:
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """What the method has besides model, optimiser, scheduler and buffer; restored in place."""
         return {name: getattr(self, name) for name in self.own_state}
+
+    def task_samples(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+        """What `end_task` is given, checked and brought to the device as a minibatch is."""
+        return self._transaction.admit(x, y)
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """A task of these classes begins."""

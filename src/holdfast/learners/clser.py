@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -19,7 +20,7 @@ from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, concat
 from holdfast.rng import generator
 
-__all__ = ["ClsEr", "follow"]
+__all__ = ["ClsEr", "follow", "keep_mode"]
 
 
 @LEARNERS.register("clser", "CLS-ER: replay, held to the better of two averaged networks")
@@ -71,6 +72,9 @@ class ClsEr(ReplayLearner):
         """Cross-entropy of the minibatch and a draw together, and the distance to the better average on the draw."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
+        keep_mode(self.model, self.stable, self.plastic)
+        if y.dtype != torch.int64 or y.dim() != 1:
+            self.refuse(UsageError("CLS-ER asks its averages for the probability of a label: targets must be labels."))
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         view, replayed = self.view(x), self.view(drawn.x)
         consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))
@@ -100,6 +104,13 @@ class ClsEr(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The stable average."""
         return self.stable
+
+
+def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
+    """Let all parts of the averages be in the mode of the model's, whatever their last use has left them in."""
+    for theirs, *parts in zip(model.modules(), *(each.modules() for each in averages), strict=True):
+        for mine in parts:
+            mine.training = theirs.training
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Unpack
 import torch
 from torch import nn
 
+from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
@@ -35,6 +36,8 @@ class AsymmetricReplay(ReplayLearner):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **shared: Unpack[ReplayOptions]) -> None:
         super().__init__(model, optimizer, **shared)
+        if self.loss is not None:
+            raise UsageError("ER-ACE leaves classes out of cross-entropy: leave out loss=.")
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:

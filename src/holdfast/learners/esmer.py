@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
-from holdfast.learners.clser import follow
+from holdfast.learners.clser import follow, keep_mode
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -86,17 +86,18 @@ class Esmer(ReplayLearner):
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The weighted loss of the minibatch, and on a draw the loss and the distance from the average."""
+        keep_mode(self.model, self.stable)
         view = self.view(x)
-        with torch.no_grad():
-            errors = F.cross_entropy(self.forward(view, self.stable), y, reduction="none")
         outputs = self.forward(view)
         self.check_labels(y, outputs)
+        with torch.no_grad():
+            errors = F.cross_entropy(self.forward(view, self.stable), y, reduction="none")
         limit, mean = self.loss_margin * self.mean, self.mean.to(errors.dtype)
         weights = torch.where((self.mean > 0) & (errors >= limit), mean / errors, 1.0)
         current = (weights * F.cross_entropy(outputs, y, reduction="none")).mean()
         terms = {"current": current, "stable": self._usual(errors)}
         offer = self._small_errors(x, y, (self.mean == 0) | (errors <= limit))
-        if not self.buffer.stored:
+        if self.buffer.stored < 2:  # BatchNorm refuses a draw of one, and as few may pass the limit in a step
             return Losses(current, offer=offer, **terms)
         drawn = self.draw(y)
         replayed = self.view(drawn.x)

@@ -5,7 +5,7 @@ for all earlier tasks: Schwarz et al., "Progress & Compress", ICML 2018. As in t
 the published values come, a sample's squared gradient counts with the probability of its label.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options, check_shares, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.models import evaluating
-from holdfast.nested import Nested
+from holdfast.nested import Nested, chosen_rows, transform
 from holdfast.rng import generator
 
 __all__ = ["AnchoredLearner", "OnlineEwc"]
@@ -88,31 +88,43 @@ class OnlineEwc(AnchoredLearner):
     ) -> None:
         super().__init__(model, optimizer, strength, **shared)
         check_shares(decay=decay)
+        if self.loss is not None:
+            raise UsageError("EWC measures importance by the probability of labels: leave out loss=.")
         if samples < 1:
             raise UsageError(f"samples must be at least 1, not {samples}.")
         self.decay, self.samples = decay, samples
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Learn which parameters mattered for the task, and where they are now."""
+        x, y = self.task_samples(x, y)
         chosen = torch.randperm(len(y), generator=generator(self.seed, "importances"))[: self.samples].to(y.device)
         for each in self.importances.values():
             each.mul_(self.decay)
         with evaluating(self.model):
             for part in torch.split(chosen, CHUNK):
-                for name, squares in self._squares(self.view(x[part]), y[part]).items():
+                for name, squares in self._squares(self.view(chosen_rows(x, part)), y[part]).items():
                     self.importances[name].add_(squares / len(chosen))
         self.drop_anchors()
 
-    def _squares(self, view: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _squares(self, view: Nested, labels: Tensor) -> dict[str, Tensor]:
         """The sum over samples of p(y|x) * (d log p(y|x) / d w)^2, for each parameter."""
 
-        def log_probability(parameters: dict[str, Tensor], one: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-            logs = widen(functional_call(self.model, parameters, (one[None],))).log_softmax(1)
-            value = logs.gather(1, label[None, None]).squeeze()
+        def log_probability(parameters: dict[str, Tensor], one: Nested, label: Tensor) -> tuple[Tensor, Tensor]:
+            def network(*given: Any, **named: Any) -> Any:
+                return functional_call(self.model, parameters, given, named)
+
+            outputs = self.answer(transform(lambda each: each[None], one), network)
+            value = widen(outputs).log_softmax(1).gather(1, label[None, None]).squeeze()
             return value, value
 
         parameters = {name: each.detach() for name, each in self.parameters.items()}
-        slopes, logs = vmap(grad(log_probability, has_aux=True), in_dims=(None, 0, 0))(parameters, view, labels)
+        slope = grad(log_probability, has_aux=True)
+        try:
+            slopes, logs = vmap(slope, in_dims=(None, 0, 0))(parameters, view, labels)
+        except (RuntimeError, ValueError):  # recurrent layers and models that look at values: one sample at a time
+            found = [slope(parameters, chosen_rows(view, row), label) for row, label in enumerate(labels)]
+            slopes = {name: torch.stack([each[name] for each, _ in found]) for name in parameters}
+            logs = torch.stack([log for _, log in found])
         return {name: torch.einsum("b,b...->...", logs.exp().to(each.dtype), each**2) for name, each in slopes.items()}
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:

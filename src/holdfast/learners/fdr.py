@@ -5,16 +5,18 @@ reservoir that is offered each task when it has ended, so that all tasks have th
 terms are descended in one step.
 """
 
+from itertools import pairwise
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.errors import UsageError
 from holdfast.learners.der import DarkReplay
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested
+from holdfast.nested import Nested, rows, split
 
 __all__ = ["FunctionDistance"]
 
@@ -43,6 +45,8 @@ class FunctionDistance(DarkReplay):
         self, model: nn.Module, optimizer: Optimizer, *, beta: float = 1.0, **shared: Unpack[ReplayOptions]
     ) -> None:
         super().__init__(model, optimizer, beta=beta, **shared)
+        if self.loss is not None:
+            raise UsageError("FDR compares probabilities of classes: leave out loss=.")
 
     def offer(self, x: Nested, y: Nested, outputs: Tensor, *known: Any, **more: Any) -> None:
         """Nothing before the task ends."""
@@ -55,5 +59,11 @@ class FunctionDistance(DarkReplay):
     @torch.no_grad()
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Offer the task's samples to the buffer, with the outputs of the network as it is now."""
-        for inputs, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
+        x, y = self.task_samples(x, y)
+        count = rows(y)
+        starts = list(range(0, count, CHUNK))
+        if len(starts) > 1 and count - starts[-1] == 1:
+            starts.pop()  # BatchNorm refuses a single sample
+        sizes = [end - start for start, end in pairwise([*starts, count])]
+        for inputs, labels in zip(split(x, sizes), split(y, sizes), strict=True):
             self.buffer.add(inputs, labels, self.answers_for(self.forward(self.view(inputs))))

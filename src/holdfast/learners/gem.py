@@ -4,19 +4,21 @@ Lopez-Paz, Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIPS 2
 the tasks that have ended, so that their number need not be known in advance; samples are chosen at random.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.buffer import Draw
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested
+from holdfast.nested import Nested, chosen_rows, concat, rows, transform
 from holdfast.rng import generator
 
 __all__ = ["EpisodicGem"]
@@ -68,7 +70,7 @@ class EpisodicGem(ReplayLearner):
         if not self.buffer.stored:
             return super().backward(losses)
         references = torch.stack([_flat(self._gradients(task)) for task in range(int(self.tasks.max()) + 1)])
-        gradients = super().backward(losses)
+        gradients = self.gradients(losses.total, every=True)
         direction = _flat(gradients)
         products = references @ direction
         if bool((products < 0).any()):
@@ -80,26 +82,45 @@ class EpisodicGem(ReplayLearner):
         """The gradients on the stored samples of an earlier task."""
         stored = self.buffer.contents()
         slots = (self.tasks[: self.buffer.stored] == task).nonzero().squeeze(1).to(stored.y.device)
-        x, y = stored.x[slots].to(self.device), stored.y[slots].to(self.device)
-        return self.gradients(self.criterion(self.forward(self.view(x)), y))
+        x, y = (transform(lambda each: each.to(self.device), chosen_rows(part, slots)) for part in stored[:2])
+        return self.gradients(self.criterion(self.forward(self.view(x)), y), every=True)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Give the task its share of the buffer; those of earlier tasks become smaller."""
+        x, y = self.task_samples(x, y)
         task = int(self.tasks.max()) + 1
         share = self.buffer.capacity // (task + 1)
         if not share:
             raise UsageError(f"a buffer of {self.buffer.capacity} samples is too small for {task + 1} tasks.")
-        chosen = torch.randperm(len(y), generator=generator(self.seed, "memory"))[:share].to(y.device)
-        x, y, tasks = x[chosen], y[chosen], torch.full((len(chosen),), task)
-        if task:
+        chosen = torch.randperm(rows(y), generator=generator(self.seed, "memory"))[:share].to(self.device)
+        x, y = chosen_rows(x, chosen), chosen_rows(y, chosen)
+        tasks = torch.full((len(chosen),), task)
+        if self.buffer.stored:
             stored, before = self.buffer.contents(), self.tasks[: self.buffer.stored]
             slots = torch.cat([(before == each).nonzero().squeeze(1)[:share] for each in range(task)])
-            places = slots.to(stored.y.device)
-            x, y = torch.cat([stored.x[places].to(x.device), x]), torch.cat([stored.y[places].to(y.device), y])
-            tasks = torch.cat([before[slots], tasks])
+            earlier = [transform(lambda each: each.to(self.device), chosen_rows(part, slots)) for part in stored[:2]]
+            x, y, tasks = concat([earlier[0], x]), concat([earlier[1], y]), torch.cat([before[slots], tasks])
         self.buffer.replace(x, y)
+        self._attribute(tasks)
+
+    def _attribute(self, tasks: Tensor) -> None:
+        """The first slots hold samples of these tasks, the others none."""
         self.tasks.fill_(-1)
         self.tasks[: len(tasks)] = tasks
+
+    def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
+        """As in every replay method; the others keep their tasks."""
+        if not self.buffer.stored:
+            return 0
+        mask = where(self.buffer.contents()) if callable(where) else where
+        tasks, dropped = self.tasks[: self.buffer.stored], super().forget(mask)
+        self._attribute(tasks[~mask.cpu()])
+        return dropped
+
+    def forget_all(self) -> None:
+        """Empty the buffer; the next task is the first again."""
+        super().forget_all()
+        self.tasks.fill_(-1)
 
 
 def _weights(gram: Tensor, products: Tensor, margin: float) -> Tensor:

@@ -49,6 +49,8 @@ class Head:
         for name, old in self.layer.named_parameters(recurse=False):
             rows = torch.empty(outputs - len(old), *old.shape[1:]).uniform_(-bound, bound, generator=generator)
             new = nn.Parameter(torch.cat([old.detach(), rows.to(old)]), requires_grad=old.requires_grad)
+            if old.grad is not None:  # of minibatches before this one, whose update is still to come
+                new.grad = torch.cat([old.grad, torch.zeros_like(rows).to(old.grad)])
             made.append((name, old, new, _state(optimizer, groups, old, new)))
 
         def grow() -> None:

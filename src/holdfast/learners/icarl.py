@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.lwf import check_begun
+from holdfast.learners.lwf import check_begun, named_classes
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.models import count_outputs, evaluating, features, last_layer
-from holdfast.nested import Nested, concat
+from holdfast.models import check_features, count_outputs, evaluating, features, last_layer
+from holdfast.nested import Nested, chosen_rows, concat, rows, transform
 
 __all__ = ["Icarl"]
 
@@ -64,9 +64,10 @@ class Icarl(ReplayLearner):
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """Let the outputs of these classes learn from labels, and those of all others from the last task's network."""
+        numbers = named_classes(classes, len(self.seen))
         self.old.copy_(self.seen)
-        self.old[list(classes)] = False
-        self.seen[list(classes)] = True
+        self.old[numbers] = False
+        self.seen[numbers] = True
         if self.buffer.capacity < int(self.seen.sum()):
             raise UsageError(f"{int(self.seen.sum())} classes need as many exemplars: choose a larger buffer size.")
 
@@ -90,10 +91,15 @@ class Icarl(ReplayLearner):
     @torch.no_grad()
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Choose exemplars, and make the network as it is now the teacher and the evaluated one."""
+        x, y = self.task_samples(x, y)
+        if not bool(self.seen.any()):
+            raise UsageError("no task has begun: call begin_task(classes) first.")
+        check_features(self.model, self._plain_view(chosen_rows(x, slice(2))))
         share = self.buffer.capacity // int(self.seen.sum())
         if self.buffer.stored:
             stored = self.buffer.contents()
-            x, y = torch.cat([stored.x.to(x.device), x]), torch.cat([stored.y.to(y.device), y])
+            earlier = [transform(lambda each: each.to(self.device), part) for part in stored[:2]]
+            x, y = concat([earlier[0], x]), concat([earlier[1], y])
         fresh, found = torch.arange(len(y)) >= self.buffer.stored, self._features(x)
         chosen, means = [], {}
         for label in torch.unique(y).tolist():
@@ -103,16 +109,21 @@ class Icarl(ReplayLearner):
             chosen.append(places[:share])
             means[label] = found[chosen[-1]].mean(0)
         order = torch.cat(chosen)
-        self.buffer.replace(x[order], y[order])
+        self.buffer.replace(chosen_rows(x, order), y[order])
         self.teacher.load_state_dict(self.model.state_dict())
         self.nearest.load_state_dict(self.model.state_dict())
         _answer_nearest(self.nearest, means)
 
-    def _features(self, x: Tensor) -> Tensor:
-        """The features of these samples in evaluation mode, without augmentation if the view can do without, (B, D)."""
-        view = getattr(self.augment, "normalize", self.augment)
+    def _features(self, x: Nested) -> Tensor:
+        """The features of these samples in evaluation mode, (B, D)."""
+        parts = [chosen_rows(x, slice(start, start + CHUNK)) for start in range(0, rows(x), CHUNK)]
         with evaluating(self.model), self.autocast():
-            return torch.cat([widen(features(self.model, view(part.clone()))) for part in torch.split(x, CHUNK)])
+            return torch.cat([widen(features(self.model, self._plain_view(part))) for part in parts])
+
+    def _plain_view(self, x: Nested) -> Nested:
+        """What the network is shown of samples, without augmentation if the view can do without."""
+        view = getattr(self.augment, "normalize", self.augment)
+        return view(transform(torch.clone, x))
 
     def evaluated(self) -> nn.Module:
         """The network of the last task's end, with the nearest mean of exemplars as its answer."""

@@ -39,12 +39,15 @@ class Losses:
     `current`, `replay` and `consistency` are 0 for methods without them.
     """
 
-    __slots__ = ("offer", "terms", "total")
+    __slots__ = ("descended", "offer", "terms", "total")
 
     def __init__(self, total: Tensor, *, offer: Offer | None = None, **terms: Tensor) -> None:
         self.total, self.terms, self.offer = total, terms, offer
+        self.descended = False  # whether the learner's own backward pass was made
 
     def __getattr__(self, name: str) -> Tensor:
+        if name in self.__slots__ or name.startswith("__"):  # copies and pickles ask before there is anything
+            raise AttributeError(name)
         if name in self.terms:
             return self.terms[name]
         if name in ("current", "replay", "consistency"):

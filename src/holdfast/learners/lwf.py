@@ -4,6 +4,7 @@ Li, Hoiem, "Learning without Forgetting", ECCV 2016. The teacher answers each mi
 as the network, instead of once per sample before the task; no sample is stored.
 """
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Unpack
 
@@ -19,7 +20,7 @@ from holdfast.methods import LEARNERS
 from holdfast.models import count_outputs
 from holdfast.nested import Nested
 
-__all__ = ["WithoutForgetting", "check_begun"]
+__all__ = ["WithoutForgetting", "check_begun", "named_classes"]
 
 
 @LEARNERS.register("lwf", "learning without forgetting: the last task's network as teacher, nothing stored")
@@ -54,6 +55,8 @@ class WithoutForgetting(Learner):
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(distillation=distillation)
+        if self.loss is not None:
+            raise UsageError("LwF leaves classes out of cross-entropy: leave out loss=.")
         if not temperature > 0:
             raise UsageError(f"temperature must be above 0, not {temperature}.")
         self.distillation, self.temperature = distillation, temperature
@@ -64,7 +67,7 @@ class WithoutForgetting(Learner):
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """Let the outputs of these classes take part from now on."""
-        self.seen[list(classes)] = True
+        self.seen[named_classes(classes, len(self.seen))] = True
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Make the network as it is now the teacher of the next task."""
@@ -84,6 +87,14 @@ class WithoutForgetting(Learner):
         # Without an old class, all outputs are masked alike and the term would be a constant: count it as 0.
         distillation = -(target * answers).sum(1).mean() * self.old.any()
         return Losses(current + self.distillation * distillation, current=current, distillation=distillation)
+
+
+def named_classes(classes: Iterable[int], outputs: int) -> list[int]:
+    """The classes of a task, each of which must name an output."""
+    numbers = [int(each) for each in classes]
+    if wrong := [each for each in numbers if not 0 <= each < outputs]:
+        raise UsageError(f"begin_task: the model has outputs 0..{outputs - 1}, and none for {wrong[0]}.")
+    return numbers
 
 
 def check_begun(learner: Learner, seen: Tensor, y: Tensor) -> None:

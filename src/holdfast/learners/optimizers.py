@@ -112,13 +112,18 @@ def made_again(optimizer: Any, group: Mapping[str, Any], parameters: list[nn.Par
     return type(optimizer)(**{**settings, "params": parameters})
 
 
-def gradients_of(optimizer: Optimizer, model: nn.Module) -> list[Tensor]:
-    """The gradients that the optimiser's next step applies; other parameters may hold old ones that nobody clears."""
-    own: Callable[[], list[Tensor]] | None = getattr(optimizer, "gradients", None)
-    if own is not None:
-        return own()
+def gradients_of(optimizer: Optimizer, model: nn.Module, *, every: bool = False) -> list[Tensor]:
+    """The gradients that the optimiser's next step applies; other parameters may hold old ones that nobody clears.
+
+    With `every`, parameters without a gradient are given one of zeros.
+    """
+    trained: Callable[[], list[Tensor]] | None = getattr(optimizer, "trained", None)
     groups = getattr(optimizer, "param_groups", [{"params": model.parameters()}])
-    return [each.grad for group in groups for each in group["params"] if each.grad is not None]
+    parameters = [each for group in groups for each in group["params"]] if trained is None else trained()
+    for each in parameters if every else ():
+        if each.requires_grad and each.grad is None:
+            each.grad = torch.zeros_like(each)
+    return [each.grad for each in parameters if each.grad is not None]
 
 
 @torch.no_grad()
@@ -148,9 +153,9 @@ class PlainSgd:
         """Update these parameters as well."""
         self.parameters += parameters
 
-    def gradients(self) -> list[Tensor]:
-        """The gradients that `step` applies."""
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+    def trained(self) -> list[Tensor]:
+        """The tensors whose gradients `step` applies."""
+        return list(self.parameters)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -184,9 +189,11 @@ class MomentumSgd(PlainSgd):
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter along its velocity."""
-        parameters: list[Tensor] = [each for each in self.parameters if each.grad is not None]
         both = zip(self.parameters, self.velocities, strict=True)
-        velocities, gradients = [velocity for each, velocity in both if each.grad is not None], self.gradients()
+        moved = [(each, velocity, each.grad) for each, velocity in both if each.grad is not None]
+        if not moved:
+            return
+        parameters, velocities, gradients = (list(each) for each in zip(*moved, strict=True))
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         torch._foreach_mul_(velocities, self.momentum)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.buffer import BalancedReservoir, Draw, Plan, Reservoir, ShardedReservoir
+from holdfast.buffer import BalancedReservoir, Draw, Plan, Reservoir, ShardedReservoir, widened
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.answers import Looked, TopK, answers_of
@@ -219,6 +219,13 @@ class ReplayLearner(Learner):
         assert self.positions is not None
         shape = self.positions.last(outputs).shape
         return scores.logs[: shape[:-1].numel()].view(shape)
+
+    def commit(self, losses: Losses) -> None:
+        """Offer the minibatch to the buffer; its logits become wider if the head has grown since they were computed."""
+        offer, outputs = losses.offer, 0 if self.head is None else self.head.outputs
+        if offer is not None and isinstance(offer.logits, Tensor) and offer.logits.shape[1] < outputs:
+            losses.offer = offer._replace(logits=widened(offer.logits, outputs))
+        super().commit(losses)
 
     def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
         """Drop the stored samples that `where` marks, as in `lambda stored: stored.y == 3`; returns how many.

@@ -55,7 +55,9 @@ class Transaction:
         self._unsure = False
         """Whether a label may lie beyond the outputs; the forward pass will tell."""
         self._minibatch: tuple[Nested, Nested] | None = None
-        self._before: tuple[list[tuple[Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None = None
+        self._before: (
+            tuple[list[tuple[nn.Module, str, Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None
+        ) = None
         """Copies of the model's buffers and of the generators' states."""
         self._stateful: list[nn.Module] = []
         """The modules with buffers, of the model and of the method itself."""
@@ -106,6 +108,15 @@ class Transaction:
             self._copy()
         return x, y
 
+    def admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+        """The samples of a task on the learner's device, labels as int64."""
+        learner = self.learner
+        if learner.validate:
+            check_minibatch(learner, x, y)
+        x = transform(lambda part: part.to(learner.device), x)
+        y = transform(lambda part: part.to(learner.device, torch.int64 if learner.labelled else None), y)
+        return x, y
+
     def _may_show_one(self, x: Nested) -> bool:
         """Whether the model may see a single sample, which BatchNorm refuses after it has counted it."""
         learner, buffer = self.learner, self.learner.buffer
@@ -154,9 +165,9 @@ class Transaction:
             self._find_state()
         copies = []
         for module in self._stateful:
-            for each in module._buffers.values():
+            for name, each in module._buffers.items():
                 if each is not None and (self._unsure or each.nbytes <= STATISTIC_BYTES):
-                    copies.append((each, each.clone()))
+                    copies.append((module, name, each, each.clone()))
         self._before = copies, [(each, each.get_state()) for each in self._generators]
 
     def _find_state(self) -> None:
@@ -193,13 +204,18 @@ class Transaction:
         """The model's outputs must suit the largest label and what the learner was told about the model."""
         head, weights = self.learner.head, self.learner.class_weights
         if label >= outputs:
-            raise UsageError(
-                f"labels up to {label} do not fit the model: its outputs are 0..{outputs - 1}. "
-                'Name its last layer, as in head="classifier", to let it grow.'
-            )
+            advice = 'Name its last layer, as in head="classifier", to let it grow.' if self.learner.grows else ""
+            found = f"labels up to {label} do not fit the model: its outputs are 0..{outputs - 1}. {advice}"
+            raise UsageError(found.rstrip())
         if head is not None and head.outputs != outputs:
             raise UsageError(
                 f"'{head.name}' is not the last layer: it has {head.outputs} outputs, the model {outputs}."
+            )
+        counted = getattr(self.learner, "seen", None)  # a number for each class, made before the model was called
+        if isinstance(counted, Tensor) and counted.dim() == 1 and len(counted) != outputs:
+            raise UsageError(
+                f"the model has {outputs} outputs, but its last nn.Linear has {len(counted)}: register the layer that "
+                f"makes the outputs last, as {type(self.learner).__name__} counts classes there."
             )
         if weights is not None and len(weights) != outputs:
             raise UsageError(f"there are {len(weights)} class weights, but the model has {outputs} outputs.")
@@ -260,8 +276,9 @@ class Transaction:
         """Undo what the forward pass changed, if a copy was made."""
         if self._before is not None:
             buffers, generators = self._before
-            for buffer, before in buffers:
+            for module, name, buffer, before in buffers:
                 buffer.copy_(before)
+                module._buffers[name] = buffer  # a forward pass may have put another tensor in its place
             for generator, state in generators:
                 generator.set_state(state)
             self._before = None

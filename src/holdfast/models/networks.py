@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +15,17 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "count_outputs", "evaluating", "features", "last_layer", "preferred_threads"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "ResNet18",
+    "check_features",
+    "count_outputs",
+    "evaluating",
+    "features",
+    "last_layer",
+    "preferred_threads",
+]
 
 
 class _Models(Registry[Callable[[tuple[int, ...], int], nn.Module]]):
@@ -45,6 +56,20 @@ def features(model: nn.Module, x: Any) -> Tensor:
         shape = tuple(found.shape)
         raise UsageError(f"features(x) of {name} has shape {shape}, not (B, D): pool and flatten there.")
     return found
+
+
+@torch.no_grad()
+def check_features(model: nn.Module, x: Any) -> None:
+    """Refuse a model whose outputs are not its last linear layer applied to its features."""
+    with evaluating(model):
+        outputs, found = model(x), features(model, x)
+        layer = last_layer(model)
+        fits = found.shape[1] == layer.in_features and outputs.shape == (len(found), layer.out_features)
+        if not fits or not torch.allclose(outputs, layer(found), rtol=1e-2, atol=1e-2):
+            raise UsageError(
+                f"forward(x) of {type(model).__name__} must return its last nn.Linear applied to features(x), as that "
+                "layer is replaced. Register further layers before it, and let nothing come between the two."
+            )
 
 
 @contextmanager

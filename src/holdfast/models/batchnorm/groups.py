@@ -261,13 +261,19 @@ class GroupedForward:
 
     def _remember(self) -> Callable[[], None]:
         """A function that takes a pass back: it restores the model's buffers and torch's random state (dropout)."""
-        saved = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        saved = [
+            (module, name, buffer, buffer.clone())
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
         device = next(chain(self.model.buffers(), self.model.parameters()), torch.empty(0)).device
         states = global_state(device)
 
         def undo() -> None:
-            for buffer, before in saved:
+            for module, name, buffer, before in saved:
                 buffer.copy_(before)
+                module._buffers[name] = buffer  # a forward pass may have put another tensor in its place
             restore_globally(states, device)
 
         return undo
