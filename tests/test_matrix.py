@@ -1,6 +1,7 @@
 """The accuracy matrix of one's own stream, against the metrics of runs and against numbers worked out by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,3 +97,23 @@ def test_it_goes_through_a_checkpoint(tmp_path):
     learner.save(tmp_path / "state", {"rows": made.rows})
     again = hf.AccuracyMatrix(learner.load(tmp_path / "state")["rows"])
     assert again.rows == made.rows
+
+
+class PreTrainedModel(nn.Module):
+    """A model is known to be one of transformers by the name of this class."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, values=None, scale=None):
+        return SimpleNamespace(logits=self.layer(values * scale))
+
+
+def test_a_model_that_takes_its_inputs_by_name():
+    model = PreTrainedModel()
+    values, scale = torch.randn(7, 3), torch.rand(7, 1)
+    labels = model.layer(values * scale).argmax(1)
+    labels[0] = 1 - labels[0]
+    found = hf.evaluate(model, {"all": ({"values": values, "scale": scale}, labels)}, batch_size=3)
+    assert found["all"] == pytest.approx(100 * 6 / 7)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as nesting
 
 from holdfast.analysis.calibration import calibration
 from holdfast.errors import UsageError
-from holdfast.models import evaluating
+from holdfast.models import by_keywords, evaluating, is_pretrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -221,8 +221,15 @@ class ForgettingMonitor:
             for start in range(0, part.size, self.batch_size):
                 rows = slice(start, start + self.batch_size)
                 x = nesting.tree_map(lambda tensor, rows=rows: tensor[rows].to(device), part.x)
-                answers.append(self.model(x if self.view is None else self.view(x)))
+                answers.append(self._answer(x if self.view is None else self.view(x)))
         return nesting.tree_map(lambda *parts: torch.cat(parts), *answers)
+
+    def _answer(self, x: Any) -> Any:
+        """What the model returns; models of transformers are called as learners call them."""
+        if not is_pretrained(self.model):
+            return self.model(x)
+        returned = by_keywords(self.model, x)
+        return getattr(returned, "logits", returned)
 
     def _grade(self, name: str, logits: Any, labels: Any) -> tuple[float, float]:
         """Accuracy and expected calibration error in percent."""

@@ -175,3 +175,21 @@ def test_without_lightning_the_message_names_the_extra():
     code = "import sys; sys.modules['lightning'] = None; import holdfast.integrations.lightning"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'holdfast[lightning]'" in answer.stderr.splitlines()[-1]
+
+
+def test_the_network_that_counts_answers(tmp_path):
+    """Before training the model; then, for a method with an average, the average."""
+    module = ReplayModule(network(), partial(hf.LEARNERS["ballast"], buffer_size=12), SGD)
+    x, _ = samples()
+    module.eval()
+    assert torch.equal(module(x), module.model(x))
+    module.train()
+    trainer(tmp_path).fit(module, stream())
+    module.eval()
+    average = module.learner.evaluated()
+    assert average.training  # as its statistics come from draws
+    before = average[1].running_mean.clone()
+    found = module(x)
+    assert torch.equal(average[1].running_mean, before)
+    assert torch.equal(found, average.eval()(x))
+    assert not torch.equal(found, module.model(x))

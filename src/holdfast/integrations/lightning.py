@@ -4,6 +4,7 @@ Needs the extra `lightning`.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from holdfast.buffer import Reservoir
 from holdfast.errors import UsageError, needing
 from holdfast.learners import Learner
+from holdfast.models import evaluating
 from holdfast.monitor import ForgettingMonitor
 from holdfast.rng import generator
 
@@ -54,7 +56,9 @@ class ReplayModule(LightningModule):
     def forward(self, x: Any) -> Any:
         """The output of the network that counts: the model, or for some methods the learner's average of it."""
         network = self.model if self.learner is None else self.learner.evaluated()
-        return network(x)
+        # The trainer knows nothing of an average, and changes the mode of its own modules only.
+        with nullcontext() if self.training else evaluating(network):
+            return network(x)
 
     def configure_optimizers(self) -> Any:
         """The learner's optimiser, or a new one for the learner to come."""

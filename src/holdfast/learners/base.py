@@ -27,7 +27,7 @@ from holdfast.learners.options import Options, ReplayOptions, check_class_weight
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
-from holdfast.models import GroupedForward
+from holdfast.models import GroupedForward, by_keywords, is_pretrained
 from holdfast.nested import Nested, concat, rows
 from holdfast.ranks import Ranks
 from holdfast.rng import generator as seeded_generator
@@ -133,7 +133,7 @@ class Learner:
         """Where outputs have classes at many positions of a sample; None if they are (samples, classes)."""
         if self.positions is not None:
             self.capturable = False  # how many positions count is known to the device alone
-        self.call = given["call"] or (_by_keywords if _is_pretrained(self.model) else None)
+        self.call = given["call"] or (by_keywords if is_pretrained(self.model) else None)
         self.take_outputs = given["outputs"]
         self.labelled = self.loss is None or self.head is not None or self.positions is not None
         """Whether targets are class labels, and not something that only a loss of one's own understands."""
@@ -471,12 +471,3 @@ class Learner:
             validate=False,
             seed=config.seed,
         )
-
-
-def _is_pretrained(model: nn.Module) -> bool:
-    """Whether this is a model of transformers, or one that peft put its layers into; neither is imported."""
-    return any(kind.__name__ in ("PreTrainedModel", "PeftModel", "PeftMixedModel") for kind in type(model).__mro__)
-
-
-def _by_keywords(network: Callable[..., Any], view: Nested) -> Any:
-    return network(**view) if isinstance(view, Mapping) else network(view)

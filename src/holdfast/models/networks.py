@@ -1,6 +1,6 @@
 """The two networks of the paper, and those of timm by name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -19,10 +19,12 @@ __all__ = [
     "MLP",
     "MODELS",
     "ResNet18",
+    "by_keywords",
     "check_features",
     "count_outputs",
     "evaluating",
     "features",
+    "is_pretrained",
     "last_layer",
     "preferred_threads",
 ]
@@ -95,6 +97,16 @@ def last_layer(model: nn.Module) -> nn.Linear:
 def count_outputs(model: nn.Module) -> int:
     """How many outputs the model has: those of its last linear layer."""
     return last_layer(model).out_features
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether this is a model of transformers, or one that peft put its layers into; neither is imported."""
+    return any(kind.__name__ in ("PreTrainedModel", "PeftModel", "PeftMixedModel") for kind in type(model).__mro__)
+
+
+def by_keywords(network: Callable[..., Any], view: Any) -> Any:
+    """What such a model returns for inputs by name."""
+    return network(**view) if isinstance(view, Mapping) else network(view)
 
 
 def preferred_threads(name: str) -> int | None:
