@@ -115,14 +115,17 @@ def distribution_checks(lines: list[Run]) -> dict[str, float]:
     return {"tests": len(found), "smallest_p": min(found), "corrected_p": min(1.0, len(found) * min(found))}
 
 
-def er_on_a_cpu(runs: list[Run]) -> dict[str, Any]:
-    """Both accuracies of er after the last step, with a narrow network and one epoch a task, by both programs."""
-    made = {}
-    for measure in ("accuracy", "task_il_accuracy"):
-        ours, theirs = (
-            np.array([run[measure] for run in runs if run["code"] == code]) for code in ("holdfast", "second-opinion")
-        )
-        made[measure] = {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs)}
+def on_a_cpu(runs: list[Run]) -> dict[str, Any]:
+    """For each method both accuracies at the end, with a narrow network and one epoch a task, by both programs."""
+    made: dict[str, Any] = {}
+    for method in ("er", "linf"):
+        for measure in ("accuracy", "task_il_accuracy"):
+            ours, theirs = (
+                np.array([run[measure] for run in runs if (run["code"], run["method"]) == (code, method)])
+                for code in ("holdfast", "second-opinion")
+            )
+            compared = {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs)}
+            made.setdefault(method, {})[measure] = compared
     return made
 
 
@@ -200,7 +203,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "correlation": stats.pearsonr(before[steady], values["last"][0][: len(before)][steady]).statistic,
         },
         "float32": {"mean_change": np.mean([run["accuracy_float32"] - run["accuracy"] for run in holdfast])},
-        "er": er_on_a_cpu(read("er.jsonl", folder)),
+        "cpu": on_a_cpu(read("cpu.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
         "checks": distribution_checks(read("checks.jsonl", folder)),
