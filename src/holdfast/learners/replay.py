@@ -222,9 +222,10 @@ class ReplayLearner(Learner):
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer; its logits become wider if the head has grown since they were computed."""
-        offer, outputs = losses.offer, 0 if self.head is None else self.head.outputs
-        if offer is not None and isinstance(offer.logits, Tensor) and offer.logits.shape[1] < outputs:
-            losses.offer = offer._replace(logits=widened(offer.logits, outputs))
+        offer, head = losses.offer, self.head
+        if head is not None and offer is not None and isinstance(offer.logits, Tensor):
+            narrow = self.positions is None and offer.logits.shape[1] < head.outputs
+            losses.offer = offer._replace(logits=widened(offer.logits, head.outputs)) if narrow else offer
         super().commit(losses)
 
     def forget(self, where: Callable[[Draw], Tensor] | Tensor) -> int:
