@@ -2,6 +2,7 @@
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -64,3 +65,18 @@ def test_a_table_of_columns_without_names_has_no_header():
         "│ accuracy │ 1.50 │",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1234.5, "1,234.50"), (1234, "1,234"), (True, "True"), (float("nan"), "-"), (None, "-"), ("1234", "1234")],
+)
+def test_a_cell(value, shown):
+    output = io.StringIO()
+    Console(file=output, width=60).print(display.table("title", ("", ""), [("name", value)]))
+    assert f" {shown} " in output.getvalue()
+
+
+def test_a_speed_has_no_decimals():
+    assert display.steps_per_second(SimpleNamespace(timing={"steps_per_second": 1234.56})) == "1,235"
+    assert display.steps_per_second(SimpleNamespace(timing={})) is None

@@ -17,6 +17,7 @@ from holdfast import training
 from holdfast.data import reporting
 from holdfast.experiments import Skipped
 from holdfast.report.text import visible
+from holdfast.results import RunResult
 
 __all__ = [
     "Lines",
@@ -27,6 +28,7 @@ __all__ = [
     "replace_unknown_signs",
     "show_progress",
     "show_runs",
+    "steps_per_second",
     "table",
     "tell",
     "tell_skipped",
@@ -180,4 +182,12 @@ def _cell(value: object) -> Text:
     """A number or a text that is shown as it is, without markup."""
     if value is None or value != value:
         return Text("-")
-    return Text(f"{value:,.2f}" if isinstance(value, float) else visible(str(value)))
+    if isinstance(value, float):
+        return Text(f"{value:,.2f}")
+    return Text(f"{value:,}" if type(value) is int else visible(str(value)))
+
+
+def steps_per_second(result: RunResult) -> str | None:
+    """How fast a run was, for a table; None if its result does not say."""
+    rate = result.timing.get("steps_per_second")
+    return None if rate is None else f"{rate:,.0f}"

@@ -158,6 +158,9 @@ def test_it_remembers_what_sgd_forgets():
 def test_what_it_refuses():
     with pytest.raises(UsageError, match="icarl must be told where tasks begin and end, and mnist-360 has no such"):
         hf.run(hf.RunConfig.preset("mnist-360", "icarl"), device="cpu")
+    few = hf.RunConfig.preset("seq-mnist", "icarl", buffer_size=9)
+    with pytest.raises(UsageError, match="10 classes need as many exemplars: choose a larger buffer size"):
+        hf.run(few, device="cpu", on_step=lambda _: pytest.fail("it has begun"))
     learner = icarl(make("mlp"), buffer_size=2)
     learner.begin_task((0, 1))
     x, y = next(stream(1))

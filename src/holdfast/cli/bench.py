@@ -70,7 +70,8 @@ def _bench_cpu(root: Path, tasks: int, as_json: bool) -> None:
     }
     rows = [(name, seconds, seconds / whole.floor_seconds) for name, seconds in times.items()]
     output.print(table(f"rot-mnist mse, {whole.steps:,} steps, one thread", ("", "seconds", "x products"), rows))
-    output.print(table("steps per second, rot-mnist", ("method", "steps/s"), list(rates.items())))
+    speeds = [(method, f"{rate:,.0f}") for method, rate in rates.items()]
+    output.print(table("steps per second, rot-mnist", ("method", "steps/s"), speeds))
     tell(f"peak memory {whole.peak_memory_mb:,.0f} MB", output)
     tell(_beside(alone, together), output)
 

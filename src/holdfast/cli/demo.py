@@ -9,7 +9,7 @@ from holdfast import results
 from holdfast.analysis.comparisons import comparisons
 from holdfast.cli.app import Out, Seed, app
 from holdfast.config import RunConfig
-from holdfast.display import output, show_runs, table, tell
+from holdfast.display import output, show_runs, steps_per_second, table, tell
 from holdfast.report.charts import comparison_charts, score_charts
 from holdfast.report.draw.canvas import save_figure
 from holdfast.training import run
@@ -39,7 +39,7 @@ def demo_command(
             results.save(result, out)
             finished.append(result)
     rows = [
-        (r.config.method, r.accuracy, float(r.matrix[-1].min()), r.forgetting, r.timing["steps_per_second"], r.seconds)
+        (r.config.method, r.accuracy, float(r.matrix[-1].min()), r.forgetting, steps_per_second(r), r.seconds)
         for r in finished
     ]
     columns = ("method", "all tasks (%)", "worst task (%)", "forgetting", "steps/s", "seconds")

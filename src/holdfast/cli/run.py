@@ -18,7 +18,7 @@ from holdfast.benchmarks import BENCHMARKS, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device
-from holdfast.display import data_progress, output, show_runs, table, tell
+from holdfast.display import data_progress, output, show_runs, steps_per_second, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
 from holdfast.loggers import check_targets, open_logger, watch
@@ -167,7 +167,7 @@ def _summary(result: results.RunResult) -> Table:
         *([("forward transfer", result.forward_transfer)] if result.shares_classes else []),
         ("backward transfer", result.backward_transfer),
         ("forgetting", result.forgetting),
-        ("steps/s", result.timing.get("steps_per_second")),
+        ("steps/s", steps_per_second(result)),
         ("seconds", result.seconds),
     ]
     return table(result.config.title, ("", ""), rows)

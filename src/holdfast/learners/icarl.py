@@ -6,15 +6,17 @@ the original mixes them into the data of the task.
 """
 
 from copy import deepcopy
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.lwf import check_begun, named_classes
+from holdfast.learners.making import Parts
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.learners.replay import ReplayLearner
@@ -62,14 +64,24 @@ class Icarl(ReplayLearner):
         # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
         self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))
 
+    @classmethod
+    def from_config(cls, config: RunConfig, parts: Parts) -> Self:
+        """The learner of a run, whose classes are all known: a buffer that is too small is refused before it begins."""
+        learner = super().from_config(config, parts)
+        learner._check_room(len(learner.seen))
+        return learner
+
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """Let the outputs of these classes learn from labels, and those of all others from the last task's network."""
         numbers = named_classes(classes, len(self.seen))
         self.old.copy_(self.seen)
         self.old[numbers] = False
         self.seen[numbers] = True
-        if self.buffer.capacity < int(self.seen.sum()):
-            raise UsageError(f"{int(self.seen.sum())} classes need as many exemplars: choose a larger buffer size.")
+        self._check_room(int(self.seen.sum()))
+
+    def _check_room(self, classes: int) -> None:
+        if self.buffer.capacity < classes:
+            raise UsageError(f"{classes} classes need as many exemplars: choose a larger buffer size.")
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Binary cross-entropy of the minibatch and a draw together."""
