@@ -2,8 +2,8 @@
 
     python benchmarks/second_opinion.py
 
-Reads results/second-opinion/, for one hypothesis also results/seq-cifar10/, and prints every number of the page "How
-sure are we" as JSON. Differences are Holdfast minus the other program, in points of accuracy.
+Reads results/second-opinion/ and, for comparisons with papers, results/seq-cifar10/, and prints every number of the
+page "How sure are we" as JSON. Differences are Holdfast minus the other program or the paper, in points of accuracy.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ STEEP = 2.0
 """A last step that costs more points than this is counted."""
 FAMILY = ("last", "tail", "task_last", "task_tail")
 """The four questions asked of the two programs; their p-values are corrected together (Holm)."""
+WITNESSES = ("der", "mse", "er-ace", "clser")
+"""Methods of other papers that end far above the newest task's share, with code and settings of their own."""
 
 Run = dict[str, Any]
 MEASURES: dict[str, Callable[[Run], float]] = {
@@ -206,9 +208,18 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         "cpu": on_a_cpu(read("cpu.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
+        "witnesses": other_papers(),
         "checks": distribution_checks(read("checks.jsonl", folder)),
     }
     return _plain(found)
+
+
+def other_papers() -> dict[str, float]:
+    """How far our runs of other papers' methods lie from what those papers published for S-CIFAR-10."""
+    chosen = ["benchmark=seq-cifar10", "metric=accuracy", *(f"method={method}" for method in WITNESSES)]
+    verdicts = assess(EXPERIMENTS["field"].select(chosen), gather([RESULTS])).verdicts
+    differences = [verdict.difference for verdict in verdicts if verdict.n]
+    return {"cells": len(differences), "mean": np.mean(differences), "largest": np.abs(differences).max()}
 
 
 def _paper_cells() -> list[Verdict]:

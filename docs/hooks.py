@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 from holdfast.analysis import Estimate
 from holdfast.analysis.findings import Summary, read_findings
 from holdfast.cli import app
-from holdfast.experiments import EXPERIMENTS, Results, assess
+from holdfast.experiments import EXPERIMENTS, Results, Verdict, assess
 from holdfast.report import gather, markdown_table
 
 DOCS = Path(__file__).resolve().parent
@@ -130,6 +130,47 @@ def full() -> str:
     chosen += [f"method={method}" for method in ("er", "er-ace", "mse", "clser", "ballast")]
     experiment = replace(EXPERIMENTS["field"].select(chosen), caveat="")
     return markdown_table(experiment, gather([DOCS.parent / "results"]))
+
+
+def witnesses() -> str:
+    """What other papers published for S-CIFAR-10 beside ours, a row per method and buffer that was run."""
+    verdicts = witness_verdicts()
+    lines = ["| | buffer | seeds | Class-IL | published | difference | Task-IL | published | difference |"]
+    lines += [f"|---|{8 * '---:|'}"]
+    for (method, size, metric), verdict in verdicts.items():
+        if metric == "accuracy":
+            both = (verdict, verdicts.get((method, size, "task_il_accuracy")))
+            cells = " | ".join(_beside(each) for each in both)
+            lines += [f"| {method} | {size or 'none'} | {verdict.n} | {cells} |"]
+    return "\n".join([*lines, ""])
+
+
+def witness_verdicts() -> dict[tuple[str, int | None, str], Verdict]:
+    """The cells of S-CIFAR-10 that were run and that another paper published, by method, buffer and metric."""
+    experiment = EXPERIMENTS["field"].select(["benchmark=seq-cifar10"])
+    return {
+        (each.cell.row, each.cell.config.buffer_size, each.cell.metric): each
+        for each in assess(experiment, gather([DOCS.parent / "results"])).verdicts
+        if each.n and each.published is not None and each.published.source
+    }
+
+
+def _beside(verdict: Verdict | None) -> str:
+    """Three cells: ours, published, and the difference; empty where there is no such number."""
+    if verdict is None or verdict.published is None:
+        return " |  | "
+    published, difference = verdict.published, f"{verdict.difference:+.1f}".replace("-", "−")
+    return f"{verdict.mean:.1f} | {published.mean:.1f} ± {published.std:.1f} | {difference}"
+
+
+def turning() -> str:
+    """Accuracy of `ballast` on MNIST-360 with different settings, a row each, a column per buffer."""
+    rows = _lines("mnist-360.jsonl")
+    lines = ["| | buffer 200 | buffer 500 |", "|---|---:|---:|"]
+    for idea in dict.fromkeys(row["idea"] for row in rows):
+        cells = (_spread(row["accuracies"]) for row in rows if row["idea"] == idea)
+        lines += [f"| {idea} | {' | '.join(cells)} |"]
+    return "\n".join([*lines, ""])
 
 
 def tasks() -> str:
@@ -463,6 +504,8 @@ TABLES = {
     "starts": starts,
     "tasks": tasks,
     "trainer": trainer,
+    "turning": turning,
     "turns": turns,
+    "witnesses": witnesses,
 }
 """What makes the tables that pages ask for by name."""

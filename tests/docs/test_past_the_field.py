@@ -6,9 +6,13 @@ from statistics import fmean
 
 import pytest
 
+from holdfast.config import RunConfig
+from holdfast.report import gather
+
 from .blocks import ROOT
 
 HOOKS = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+RESULTS = gather([ROOT / "results"])
 PAGE = (ROOT / "docs" / "concepts" / "beyond.md").read_text("utf-8")
 
 
@@ -153,6 +157,39 @@ def test_what_the_page_says_of_full_length_is_so():
         assert 0 < ours[-1] - fmean(ours[:-1]) < theirs[-1] - fmean(theirs[:-1]), "prefers the newest, less than mse"
     assert "<!-- full -->" in PAGE
     assert "<!-- tasks -->" in PAGE
+
+
+def test_what_the_page_says_of_turning_digits_is_so():
+    def over_the_next(benchmark, size):
+        chosen = [f"benchmark={benchmark}", f"buffer_size={size}", "metric=accuracy"]
+        verdicts = HOOKS["assess"](HOOKS["EXPERIMENTS"]["field"].select(chosen), RESULTS).verdicts
+        assert all(each.n == 10 for each in verdicts)
+        (first, best), (second, next_best), *_ = sorted(((each.mean, each.cell.row) for each in verdicts), reverse=True)
+        assert (best, next_best) == ("ballast", "clser")
+        return first - second
+
+    assert over_the_next("mnist-360", 200) == pytest.approx(1, abs=0.1), "by a point"
+    for place in (("mnist-360", 500), ("rot-mnist", 200), ("rot-mnist", 500)):
+        assert 0 < over_the_next(*place) < 0.51, "half a point or less"
+
+    rows = {(row["idea"], row["buffer_size"]): row for row in read("mnist-360.jsonl")}
+    assert all(row["seeds"] == [100, 101, 102, 103] for row in rows.values())
+    mean = {key: fmean(row["accuracies"]) for key, row in rows.items()}
+    for size in (200, 500):
+        target, stored = mean["average as target", size], mean["average for evaluation only", size]
+        assert 2.5 < mean["average as target, adjusted", size] - target < 4.5, "three to four points"
+        assert stored > target
+        assert 2.5 < target - mean["average as target, decay 0.999", size] < 5, "three to five points"
+        assert mean["average for evaluation only, adjusted", size] > mean["average as target, adjusted", size]
+        assert target - mean["average as target, asymmetric", size] > 2, "two points or more"
+    assert "<!-- turning -->" in PAGE
+    assert all(HOOKS["turning"]().count(f"| {idea} |") == 1 for idea, _ in rows)
+
+    preset = RunConfig.preset("mnist-360", "ballast", buffer_size=200, seed=100)
+    chosen = rows["average for evaluation only, adjusted", 200]
+    assert preset.fingerprint == chosen["fingerprints"][0], "the method has the settings of this row"
+    assert mean["average for evaluation only, adjusted", 200] == max(mean[key] for key in mean if key[1] == 200)
+    assert sorted(mean[key] for key in mean if key[1] == 500)[-2] == mean["average for evaluation only, adjusted", 500]
 
 
 def test_a_fairer_network_needs_a_faster_average():

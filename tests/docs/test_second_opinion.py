@@ -105,6 +105,28 @@ def test_what_the_page_says_of_seeds_and_settings_is_so(found):
     assert all(abs(l1["tenth"][size] - l1["paper"][size]) < 1.5 for size in ("200", "500"))
 
 
+def test_what_the_page_says_of_other_papers_is_so(found):
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    cells = {key: each.difference for key, each in hooks["witness_verdicts"]().items()}
+    ours = {key: each.mean for key, each in hooks["witness_verdicts"]().items()}
+    keepers = [(method, size, "accuracy") for method in ("der", "mse", "er-ace", "clser") for size in (200, 500)]
+    assert all(abs(cells[key]) < 1 for key in keepers), "within a point"
+    assert {cells[key] > 0 for key in keepers} == {True, False}, "some over and some under"
+    assert 62 < min(ours[key] for key in keepers) < max(ours[key] for key in keepers) < 76
+    assert found["witnesses"]["cells"] == len(keepers) == 8
+    assert found["witnesses"]["mean"] == pytest.approx(fmean(cells[key] for key in keepers), abs=1e-4)
+    assert found["witnesses"]["largest"] == pytest.approx(max(abs(cells[key]) for key in keepers), abs=1e-4)
+    assert all(round(ours[key]) == 20 for key in (("lwf", None, "accuracy"), ("agem", 200, "accuracy")))
+    assert all(cells["er", size, "accuracy"] > 5 for size in (200, 500)), "er lies over"
+    assert round(cells["lwf", None, "task_il_accuracy"]) == 26
+    assert round(cells["agem", 200, "task_il_accuracy"]) == 4
+    assert {hooks["witnesses"]().count(f"| {key[0]} | {key[1]} |") for key in keepers} == {1}
+    paper = {each.cell.config.buffer_size: each for each in SCRIPT["_paper_cells"]() if each.cell.row == "er"}
+    for size, each in paper.items():
+        assert each.difference > 0, "over both papers"
+        assert round(cells["er", size, "accuracy"] - each.difference) == 3, "which differ by three points"
+
+
 def test_what_the_page_says_of_runs_on_a_cpu_is_so(found):
     runs = [json.loads(line) for line in (ROOT / "results/second-opinion/cpu.jsonl").read_text("utf-8").splitlines()]
     for method, compared in found["cpu"].items():
