@@ -30,7 +30,7 @@ STEEP = 2.0
 FAMILY = ("last", "tail", "task_last", "task_tail")
 """The four questions asked of the two programs; their p-values are corrected together (Holm)."""
 WITNESSES = ("der", "mse", "er-ace", "clser")
-"""Methods of other papers that end far above the newest task's share, with code and settings of their own."""
+"""Methods of other papers that end knowing more than the newest task."""
 
 Run = dict[str, Any]
 MEASURES: dict[str, Callable[[Run], float]] = {

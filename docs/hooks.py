@@ -159,8 +159,8 @@ def _beside(verdict: Verdict | None) -> str:
     """Three cells: ours, published, and the difference; empty where there is no such number."""
     if verdict is None or verdict.published is None:
         return " |  | "
-    published, difference = verdict.published, f"{verdict.difference:+.1f}".replace("-", "−")
-    return f"{verdict.mean:.1f} | {published.mean:.1f} ± {published.std:.1f} | {difference}"
+    published, difference = verdict.published, round(verdict.difference, 1) + 0.0  # no -0.0
+    return f"{verdict.mean:.1f} | {published.mean:.1f} ± {published.std:.1f} | {difference:+.1f}".replace("-", "−")
 
 
 def turning() -> str:
