@@ -395,6 +395,11 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted thrice, very fast, rate 0.1": STORED | THRICE | {"lr": 0.1},
     KEPT: STORED | THRICE | FEATURES_HELD,
     f"{KEPT}, rate 0.1": STORED | THRICE | FEATURES_HELD | {"lr": 0.1},
+    f"{KEPT}, rate 0.1, weight decay": STORED | THRICE | FEATURES_HELD | {"lr": 0.1, "weight_decay": 5e-4},
+    "average for evaluation only, adjusted four times, very fast, features held by a slow teacher, rate 0.1": STORED
+    | adjusted(4)
+    | FEATURES_HELD
+    | {"lr": 0.1},
     f"{KEPT}, weight decay": STORED | THRICE | FEATURES_HELD | {"weight_decay": 5e-4},
     f"{KEPT}, three times as strongly": STORED | THRICE | FEATURES_HELD | {"hold_features": 15.0},
     "average for evaluation only, adjusted twice, very fast, jitter of all, features held by a slow teacher": STORED
@@ -528,7 +533,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = load_results(options.out)
     if missing := [config for config in wanted if config not in known]:
         given = {name: getattr(options, name) for name in ("seconds", "reserve", "fleet", "device", "data")}
-        work_off(missing, options.out, **given)
+        work_off(missing, options.out, **given, small=options.small if options.full else None, name=full_name)
     if options.full:
         for path in write_small(wanted, options.out, options.small, full_name):
             print(path)

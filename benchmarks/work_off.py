@@ -107,18 +107,20 @@ def work_off(
     device: str = "auto",
     data: Path | None = None,
     small: Path | None = None,
+    name: Callable[[RunConfig], str] | None = None,
     checkpoint_every: float = 120.0,
 ) -> SweepSummary:
     """Carry out the runs in order for so many seconds, the last `reserve` of which are for saving states.
 
-    Results are written to `small` as they come, as single files, so that nothing is lost with the machine.
+    Results are written to `small` as they come, as single files, so that nothing is lost with the machine; `name` gives
+    their paths in that folder, see `write_small`.
     """
     runner, tell = FleetRunner(fleet), Teller()
 
     def watch(event: Event) -> None:
         tell(event)
         if event.kind == "done" and small is not None:
-            write_small([event.config], out, small)
+            write_small([event.config], out, small, name or small_name)
 
     with time_limit(runner, seconds - reserve, reserve):
         return sweep(
