@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.buffer.reservoir import distinct
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
@@ -71,6 +72,7 @@ class Candidate(Ballast):
     alpha, beta: weights of the terms.
     regularizer: name of the regularizer.
     target: "average" for the outputs of the averaged network on the same view, "stored" for those that were stored.
+    refresh: how far the stored outputs of drawn samples move to the averaged network's in each step, 0 to 1.
     decay: how slowly the averaged network follows, 0 to 1. The averaged network is evaluated. 0: there is none.
     statistics: "own" for the average's BatchNorm statistics from the draws it sees; "buffer" to estimate them anew from
         all stored samples before each evaluation.
@@ -104,6 +106,7 @@ class Candidate(Ballast):
         beta: float = 1.0,
         regularizer: str = "mse",
         target: str = "average",
+        refresh: float = 0.0,
         decay: float = 0.999,
         statistics: str = "own",
         nearest: bool = False,
@@ -126,12 +129,13 @@ class Candidate(Ballast):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold, contrast=contrast)
-        check_shares(jitter=jitter)
-        if not decay and (target == "average" or hold):
-            raise UsageError('without an averaged network (decay=0), give target="stored" and hold=0.')
+        check_shares(jitter=jitter, refresh=refresh)
+        if not decay and (target == "average" or hold or refresh):
+            raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and refresh=0.')
         if hold_features and (contrast or not teacher):
             raise UsageError("hold_features needs a teacher of its own, and no contrast.")
         self.regularizer, self.statistics, self.mix = REGULARIZERS[regularizer], statistics, mix
+        self.refresh, self._fresh = refresh, None
         self.nearest = deepcopy(self.average) if nearest else None
         self.jitter, self.jitter_all, self.hold, self.contrast = jitter, jitter_all, hold, contrast
         if hold and teacher and self.teacher is None:
@@ -142,12 +146,14 @@ class Candidate(Ballast):
         """The three terms of consistency replay on one draw, with the ideas that are switched on."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        drawn = self.draw(y)
+        slots = distinct(self.buffer.stored, self.replay_size or rows(y), self.buffer.generator)
+        drawn = self.buffer._draw(self.buffer._storage.read(slots))
         sizes = [rows(y), rows(drawn.y)]
         observed, replayed = split(self.view(x, drawn.x), sizes)
         labels, then = drawn.y, drawn.logits
         if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
             averaged = self._answers(replayed)
+            self._fresh = (slots, torch.lerp(drawn.logits, averaged.to(drawn.logits.dtype), self.refresh))
             then = averaged if self.target == "average" else then
         if self.jitter and self.jitter_all:
             observed, replayed = split(jittered(concat([observed, replayed]), self.jitter, self.generator), sizes)
@@ -205,6 +211,13 @@ class Candidate(Ballast):
     def _answers(self, view: Nested) -> Tensor:
         """What the averaged network answers."""
         return self.forward(view, self.average)
+
+    def commit(self, losses: Losses) -> None:
+        """As in Ballast; before that, drawn samples get the outputs that they shall have from now on."""
+        if self.refresh and self._fresh is not None:
+            storage = self.buffer._storage
+            storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
+        super().commit(losses)
 
     def extra_state(self) -> dict[str, Any]:
         """As in Ballast, and the random numbers of mixtures and jitter."""
@@ -422,6 +435,18 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     | {"adjusted": True}
     | FEATURES_HELD
     | {"hold_features": 50.0},
+    # Stored outputs that follow what the average answers today.
+    "average for evaluation only, adjusted thrice, very fast, refreshed slowly": STORED | THRICE | {"refresh": 0.01},
+    "average for evaluation only, adjusted thrice, very fast, refreshed": STORED | THRICE | {"refresh": 0.1},
+    "average for evaluation only, adjusted thrice, very fast, refreshed at once": STORED | THRICE | {"refresh": 1.0},
+    # Each regularizer, with several weights.
+    **{
+        f"average as target, adjusted thrice, very fast, {name}, beta {beta:g}": ADJUSTED
+        | THRICE
+        | {"decay": 0.99, "regularizer": name, "beta": beta}
+        for name in sorted(REGULARIZERS)
+        for beta in (0.01, 0.05, 0.25, 1.0)
+    },
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},
     "average as target, cutmix, hold": STEADY | CUTMIX | {"hold": 1.0},

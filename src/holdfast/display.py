@@ -129,8 +129,9 @@ class RunLine:
         self._line = bars.add_task(title, total=1.0, where="", losses="", speed="")
         percentage, time_left, gaps = 4, 8, len(bars.columns) - 1
         self._room = errors.width - len(title) - bars.bar_width - percentage - time_left - gaps
-        self._shown = self._began = time.perf_counter()
+        self._shown = self._called = self._began = time.perf_counter()
         self._before: int | None = None  # steps done when the clock began
+        self._step = 0
 
     def __call__(self, progress: training.Progress) -> None:
         """Show where the run stands, at most every REFRESH seconds."""
@@ -140,6 +141,9 @@ class RunLine:
             # starts with steps done, which say nothing about the speed. (A fraction is fine as a count.)
             self._before, self._began = progress.step, now
             self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
+        elif progress.step == self._step:
+            self._began += now - self._called  # that was an evaluation: the final table does not count it either
+        self._step, self._called = progress.step, now
         if now - self._shown < REFRESH and progress.fraction < 1:
             return
         self._shown = now
