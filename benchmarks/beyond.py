@@ -38,6 +38,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.ballast import Ballast
+from holdfast.learners.clser import follow
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -93,6 +94,8 @@ class Candidate(Ballast):
         and draw: 1 - cosine. The network needs `features(x)`.
     teacher: the teacher of `hold` and `hold_features` is a second, slower average with this decay. 0: that of `hold` is
         the same average.
+    anchor: how far the network's weights move towards the teacher's after each step, 0 to 1.
+    limit: upper limit for the norm of the gradient, so that new classes cannot move the network far at once. 0: none.
     contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
         jittered one: features of one class shall point one way. The network needs `features(x)`.
     """
@@ -120,6 +123,8 @@ class Candidate(Ballast):
         hold_features: float = 0.0,
         teacher: float = 0.0,
         contrast: float = 0.0,
+        anchor: float = 0.0,
+        limit: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength}
@@ -128,8 +133,8 @@ class Candidate(Ballast):
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(hold=hold, contrast=contrast)
-        check_shares(jitter=jitter, refresh=refresh)
+        check_weights(hold=hold, contrast=contrast, limit=limit)
+        check_shares(jitter=jitter, refresh=refresh, anchor=anchor)
         if not decay and (target == "average" or hold or refresh):
             raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and refresh=0.')
         if hold_features and (contrast or not teacher):
@@ -138,8 +143,11 @@ class Candidate(Ballast):
         self.refresh, self._fresh = refresh, None
         self.nearest = deepcopy(self.average) if nearest else None
         self.jitter, self.jitter_all, self.hold, self.contrast = jitter, jitter_all, hold, contrast
-        if hold and teacher and self.teacher is None:
+        if (hold or anchor) and teacher and self.teacher is None:
             self.teacher = deepcopy(self.average)
+        if anchor and not teacher:
+            raise UsageError("anchor needs a teacher.")
+        self.anchor, self.clip = anchor, limit or self.clip
         self.generator = generator(self.seed, "jitter", self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
@@ -218,6 +226,8 @@ class Candidate(Ballast):
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)
+        if self.anchor:
+            follow(self.model, self.teacher, torch.full((), self.anchor, device=self.device))
 
     def extra_state(self) -> dict[str, Any]:
         """As in Ballast, and the random numbers of mixtures and jitter."""
@@ -439,13 +449,32 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted thrice, very fast, refreshed slowly": STORED | THRICE | {"refresh": 0.01},
     "average for evaluation only, adjusted thrice, very fast, refreshed": STORED | THRICE | {"refresh": 0.1},
     "average for evaluation only, adjusted thrice, very fast, refreshed at once": STORED | THRICE | {"refresh": 1.0},
+    "average for evaluation only, adjusted, very fast, refreshed": STORED | {"adjusted": True, "refresh": 0.1},
+    "average for evaluation only, adjusted, very fast, statistics of the buffer": STORED
+    | {"adjusted": True, "statistics": "buffer"},
+    "average for evaluation only, adjusted, very fast, gradients up to 3": STORED | {"adjusted": True, "limit": 3.0},
+    "average as target, adjusted, very fast, linf": ADJUSTED | {"decay": 0.99, "regularizer": "linf"},
+    # What limits how far new classes can move the network.
+    **{
+        f"average for evaluation only, adjusted thrice, very fast, anchored {share:g}": STORED
+        | THRICE
+        | {"anchor": share, "teacher": 0.9995}
+        for share in (0.0001, 0.001, 0.01)
+    },
+    **{
+        f"average for evaluation only, adjusted thrice, very fast, gradients up to {limit:g}": STORED
+        | THRICE
+        | {"limit": limit}
+        for limit in (0.3, 1.0, 3.0)
+    },
     # Each regularizer, with several weights.
     **{
         f"average as target, adjusted thrice, very fast, {name}, beta {beta:g}": ADJUSTED
         | THRICE
-        | {"decay": 0.99, "regularizer": name, "beta": beta}
+        | {"decay": 0.99, "beta": beta}
+        | ({} if name == "mse" else {"regularizer": name})
         for name in sorted(REGULARIZERS)
-        for beta in (0.01, 0.05, 0.25, 1.0)
+        for beta in (0.01, 0.05, 0.25, 1.0, 4.0)
     },
     "average as target, mixup": STEADY | MIXUP,
     "average as target, cutmix, balanced": STEADY | CUTMIX | {"balanced": True},

@@ -90,6 +90,43 @@ def test_statistics_of_the_buffer(beyond):
     torch.testing.assert_close(norm.running_var, inputs.transpose(0, 1).flatten(1).var(1))
 
 
+@pytest.mark.parametrize("refresh", [0.25, 1.0])
+def test_stored_outputs_of_drawn_samples_move_to_the_average_s(beyond, refresh):
+    learner = learn(beyond.Candidate, decay=0.9, target="stored", refresh=refresh)
+    x, y = next(stream())
+    before = learner.buffer.contents().logits.clone()
+    losses, drawn = last_draw(learner, x, y)
+    steady = deepcopy(learner.average)(drawn.x)  # in training mode, as the learner asks it
+    slots = [int((before == row).all(1).nonzero()) for row in drawn.logits]
+    learner.buffer.add = lambda *_: None  # nothing new takes a slot
+    learner.commit(losses)
+    after = learner.buffer.contents().logits
+    torch.testing.assert_close(after[slots], torch.lerp(drawn.logits, steady, refresh))
+    others = [slot for slot in range(20) if slot not in slots]
+    assert torch.equal(after[others], before[others])
+
+
+def test_an_anchor_pulls_the_network_to_the_teacher(beyond):
+    learner = learn(beyond.Candidate, decay=0.9, teacher=0.99, anchor=0.25)
+    before, taught = (each[0].weight.detach().clone() for each in (learner.model, learner.teacher))
+    x, y = next(stream())
+    losses = learner.losses(x, y)
+    learner.commit(losses)  # without a step of the optimiser
+    limit = 1 - 1 / (int(learner.updates) + 1)
+    followed = limit * taught + (1 - limit) * before  # the teacher moves first
+    torch.testing.assert_close(learner.model[0].weight, 0.75 * before + 0.25 * followed)
+    with pytest.raises(hf.UsageError, match="anchor needs a teacher"):
+        learner_of(beyond.Candidate, anchor=0.1)
+
+
+def test_gradients_up_to_a_limit(beyond):
+    learner = learn(beyond.Candidate, limit=0.01)
+    before = [each.detach().clone() for each in learner.model.parameters()]
+    learner.observe(*next(stream()))
+    moved = [(mine - old).detach().flatten() for mine, old in zip(learner.model.parameters(), before, strict=True)]
+    assert float(torch.cat(moved).norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
 def test_asymmetric_minibatch_leaves_absent_classes_alone(beyond):
     learner = learn(beyond.Candidate, asymmetric=True, alpha=0.0, beta=0.0)
     before = learner.model[4].bias.detach().clone()
