@@ -410,6 +410,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "average for evaluation only, adjusted thrice, asymmetric, very fast": STORED | THRICE | {"asymmetric": True},
     "average as target, adjusted thrice, very fast": STEADY | THRICE | {"decay": 0.99},
     "average for evaluation only, adjusted thrice, very fast, beta 0.02": STORED | THRICE | {"beta": 0.02},
+    "average for evaluation only, adjusted thrice, very fast, beta 0": ADJUSTED | STORED | THRICE | {"beta": 0.0},
     "average for evaluation only, adjusted thrice, very fast, jitter of all": STORED | THRICE | JITTER_ALL,
     "average for evaluation only, adjusted thrice, very fast, held by a slow teacher": STORED | THRICE | HELD,
     "average for evaluation only, very fast, nearest mean": STORED | {"nearest": True},

@@ -173,6 +173,24 @@ def turning() -> str:
     return "\n".join([*lines, ""])
 
 
+def regularizers() -> str:
+    """Accuracy on seq-mnist with the average as target: a row per regularizer, a column per weight, the best first.
+
+    All weights with the first seed; the last column has the best of them with all seeds.
+    """
+    rows: dict[str, dict[float, list[float]]] = {}
+    for row in _lines("regularizers.jsonl"):
+        settings = row["settings"]
+        rows.setdefault(settings.get("regularizer", "mse"), {})[settings["beta"]] = row["accuracies"]
+    betas = sorted(next(iter(rows.values())))
+    lines = [f"| | {' | '.join(f'{beta:g}' for beta in betas)} | best, three seeds |", f"|---|{6 * '---:|'}"]
+    chosen = {name: max(cells.values(), key=len) for name, cells in rows.items()}
+    for name in sorted(chosen, key=lambda name: -fmean(chosen[name])):
+        cells = " | ".join(f"{rows[name][beta][0]:.1f}" for beta in betas)
+        lines += [f"| {name} | {cells} | {_spread(chosen[name])} |"]
+    return "\n".join([*lines, ""])
+
+
 def tasks() -> str:
     """Accuracy on each task at the end, of mse and `ballast` on S-CIFAR-10 at full length."""
     lines = ["| | buffer | seeds | task 1 | task 2 | task 3 | task 4 | task 5 |", f"|---|{7 * '---:|'}"]
@@ -500,6 +518,7 @@ TABLES = {
     "overhead": overhead,
     "parallel": parallel,
     "rates": rates,
+    "regularizers": regularizers,
     "sources": sources,
     "starts": starts,
     "tasks": tasks,

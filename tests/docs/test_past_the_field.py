@@ -7,6 +7,7 @@ from statistics import fmean
 import pytest
 
 from holdfast.config import RunConfig
+from holdfast.regularizers import REGULARIZERS
 from holdfast.report import gather
 
 from .blocks import ROOT
@@ -133,6 +134,39 @@ def test_what_the_page_says_of_longer_runs_is_so(runs):
     assert -3.5 < nearest[thrice] < -2.5, "loses three"
     both = digits[thrice.replace("thrice", "thrice, asymmetric")]
     assert both < min(digits[thrice], digits["average as target, asymmetric, very fast"])
+
+
+def test_what_the_page_says_of_regularizers_is_so(runs):
+    rows = {
+        (row["settings"].get("regularizer", "mse"), row["settings"]["beta"]): row for row in read("regularizers.jsonl")
+    }
+    assert "<!-- regularizers -->" in PAGE
+    names, betas = ({key[place] for key in rows} for place in (0, 1))
+    assert names == set(REGULARIZERS)
+    assert len(rows) == len(names) * len(betas) == 55
+    best = {}
+    for name in names:
+        first = {beta: rows[name, beta]["accuracies"][0] for beta in betas}
+        chosen = max(first, key=first.get)
+        assert [beta for beta in betas if len(rows[name, beta]["accuracies"]) == 3] == [chosen]
+        best[name] = (fmean(rows[name, chosen]["accuracies"]), chosen)
+        assert f"| {name} | " in HOOKS["regularizers"]()
+    norms, directions = {"l1", "l2", "linf", "mse"}, {"dino", "simclr", "simsiam", "byol", "barlow"}
+    assert all(round(best[name][0]) == 91 for name in norms)
+    weights = [best[name][1] for name in norms]
+    assert max(weights) / min(weights) == 16
+    thrice = "average for evaluation only, adjusted thrice, very fast"
+    digits = {name: fmean(row["accuracies"]) for (*kind, name), row in runs.items() if kind == ["mlp", 10]}
+    without = digits[f"{thrice}, beta 0"]
+    assert round(without, 1) == 87.0
+    assert all(0.5 < best[name][0] - without < 2.1 for name in directions), "one or two points"
+    assert all(best[name][0] < without for name in ("kl", "mi")), "gain nothing"
+    for how in ("refreshed slowly", "refreshed", "refreshed at once"):
+        assert abs(digits[f"{thrice}, {how}"] - digits[thrice]) < 0.2
+    for idea, values in (("anchored", ("0.0001", "0.001", "0.01")), ("gradients up to", ("3", "1", "0.3"))):
+        gains = [digits[f"{thrice}, {idea} {value}"] - digits[thrice] for value in values]
+        assert all(gain < 0.1 for gain in gains)
+        assert abs(gains[0]) < 0.1, "gentle enough not to hurt"
 
 
 def test_what_the_page_says_of_full_length_is_so():
