@@ -3,8 +3,8 @@
     python benchmarks/work_off.py --seconds 540 --out runs --small small
     python benchmarks/work_off.py --list
 
-Stops in time. Runs in flight save their state under --out, and the next call with the same --out continues them.
-Several processes may work off one queue with the same --out: each run is carried out by one of them. Results are
+Stops in time. Towards the end only those runs go on that can still end. The others save their state under --out, and
+the next call with the same --out continues them. Several processes may work off one queue with the same --out: each run is carried out by one of them. Results are
 folders as `holdfast run` writes them. With --small, each is also written as one JSON file without logits and weights,
 named as those under results/, as soon as its run has ended. Needs the packages of Holdfast itself, no extras, and the
 data sets in place (--data).
@@ -112,10 +112,11 @@ def work_off(
 ) -> SweepSummary:
     """Carry out the runs in order for so many seconds, the last `reserve` of which are for saving states.
 
+    When there is no longer time for all runs in flight, those with the most left to do wait for the others to end.
     Results are written to `small` as they come, as single files, so that nothing is lost with the machine; `name` gives
     their paths in that folder, see `write_small`.
     """
-    runner, tell = FleetRunner(fleet), Teller()
+    runner, tell = FleetRunner(fleet, until=time.monotonic() + seconds - reserve), Teller()
 
     def watch(event: Event) -> None:
         tell(event)

@@ -5,9 +5,9 @@ from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.runner import Job
 
 
-def run_fleet(configs, out, *, size=None, device="cpu", watch=None):
+def run_fleet(configs, out, *, size=None, until=None, device="cpu", watch=None):
     """{config: its result, or the message of its error}; `watch` is given the runner and every event."""
-    found, runner = {}, FleetRunner(size)
+    found, runner = {}, FleetRunner(size, until)
 
     def emit(event):
         if event is not None:

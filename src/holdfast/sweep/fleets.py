@@ -14,6 +14,7 @@ from holdfast.plugins import import_plugins
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
 from holdfast.sweep import runner
+from holdfast.sweep.deadline import Deadline
 from holdfast.sweep.runner import Emit, Event, Job
 from holdfast.training import train
 
@@ -80,11 +81,13 @@ class _Size:
 class FleetRunner:
     """A fleet of `size` runs on one GPU; without `size`, as many as make it faster.
 
-    Each run gives the result it would give alone. A run that fails does not affect the others.
+    Each run gives the result it would give alone. A run that fails does not affect the others. If `until` is given, a
+    moment of `time.monotonic`, runs that cannot end by then wait for those that can, see `Deadline`; the fleet does not
+    stop by itself.
     """
 
-    def __init__(self, size: int | None = None) -> None:
-        self.size = size
+    def __init__(self, size: int | None = None, until: float | None = None) -> None:
+        self.size, self.until = size, until
         self._members: dict[Member, Checkpointer] = {}
         self._stopping = False
 
@@ -99,11 +102,11 @@ class FleetRunner:
         import_plugins(job.plugins, job.folder)
         device = choose_device(job.device)
         self._members, self._stopping = {}, False
-        size, tell = _Size(self.size, device), runner.throttled(emit)
+        size, tell, deadline = _Size(self.size, device), runner.throttled(emit), Deadline(self.until)
         more, ask_at = True, 0.0
 
         def has_room() -> bool:
-            return len(self._members) < size.now and not self._stopping
+            return len(self._members) < size.now and not self._stopping and deadline.has_time_for_another()
 
         def start(config: RunConfig) -> None:
             try:
@@ -123,8 +126,10 @@ class FleetRunner:
                 time.sleep(runner.POLL)
                 emit(None)
             for member in list(self._members):
+                if member in deadline.waiting and not self._stopping:
+                    continue
                 try:
-                    ended = _step(member, size, tell, job)
+                    ended = _step(member, size, deadline, tell, job)
                 except KeyboardInterrupt as stop:
                     if not stop.args:  # Ctrl-C in the middle of a step has no message, a checkpointer's stop has one
                         raise
@@ -132,12 +137,15 @@ class FleetRunner:
                     continue
                 if ended:
                     del self._members[member]
+                    deadline.ended(member)
                     emit(ended)
         if self._stopping:
             raise KeyboardInterrupt
 
 
-def _step(member: Member, size: _Size, tell: Callable[[Progress], bool | None], job: Job) -> Event | None:
+def _step(
+    member: Member, size: _Size, deadline: Deadline, tell: Callable[[Progress], bool | None], job: Job
+) -> Event | None:
     """One step of a run; returns how the run ended, or None if it goes on. A result is saved here."""
     try:
         news = member.step()
@@ -145,6 +153,7 @@ def _step(member: Member, size: _Size, tell: Callable[[Progress], bool | None], 
             runner.save(news, job)
             return Event("done", member.config, 1.0)
         size.stepped()
+        deadline.stepped(member, news)
     except Exception as error:  # a plugin's method may raise anything, a device may be out of memory
         return runner.failure(member.config, error)
     if not tell(news):
