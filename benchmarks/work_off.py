@@ -4,10 +4,10 @@
     python benchmarks/work_off.py --list
 
 Stops in time. Towards the end only those runs go on that can still end. The others save their state under --out, and
-the next call with the same --out continues them. Several processes may work off one queue with the same --out: each run is carried out by one of them. Results are
-folders as `holdfast run` writes them. With --small, each is also written as one JSON file without logits and weights,
-named as those under results/, as soon as its run has ended. Needs the packages of Holdfast itself, no extras, and the
-data sets in place (--data).
+the next call with the same --out continues them. Several processes may work off one queue with the same --out: each
+run is carried out by one of them. Results are folders as `holdfast run` writes them. With --small, each is also written
+as one JSON file without logits and weights, named as those under results/, as soon as its run has ended. Needs the
+packages of Holdfast itself, no extras, and the data sets in place (--data).
 """
 
 from __future__ import annotations
