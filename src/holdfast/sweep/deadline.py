@@ -59,7 +59,7 @@ class Deadline:
         self._decide()
 
     def has_time_for_another(self) -> bool:
-        """Whether a run as short as the shortest so far would end in time beside those that go on; or none does."""
+        """Whether none goes on, or a run as short as the shortest so far would end in time beside those that do."""
         going = [left for run, left in self._left.items() if run not in self.waiting]
         return not going or self._in_time([*going, min(self._lengths)])
 
