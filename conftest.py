@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from importlib.util import find_spec
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
@@ -9,6 +10,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 import torch
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C, and tests press it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

@@ -13,11 +13,11 @@ from holdfast.models import ResNet18, group_batchnorm
 from holdfast.rng import generator
 
 
-def small_learner(twinned: bool) -> ConsistencyReplay:
+def small_learner(twinned: bool, decay: float) -> ConsistencyReplay:
     torch.manual_seed(0)
     model = group_batchnorm(ResNet18((3, 8, 8), 10, width=4))
     view = CropFlip(Normalize((0.5,) * 3, (0.2,) * 3), generator(0, "augment"), padding=2)
-    optimizer = BfloatTwin(model, 0.03) if twinned else PlainSgd(model.parameters(), 0.03)
+    optimizer = BfloatTwin(model, 0.03, decay) if twinned else PlainSgd(model.parameters(), 0.03, decay)
     network = optimizer.network if twinned else None
     options = {"buffer_size": 20, "augment": view, "precision": "bfloat16", "validate": False, "seed": 1}
     return ConsistencyReplay(model, optimizer, network=network, **options)
@@ -30,8 +30,9 @@ def batches():
         yield images, torch.randint(0, 10, (16,), generator=draw)
 
 
-def test_the_twin_gives_what_autocast_gives():
-    plain, twinned = small_learner(twinned=False), small_learner(twinned=True)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_twin_gives_what_autocast_gives(decay):
+    plain, twinned = small_learner(twinned=False, decay=decay), small_learner(twinned=True, decay=decay)
     for x, y in batches():
         assert plain.observe(x, y).as_dict() == twinned.observe(x, y).as_dict()
     expected, got = plain.model.state_dict(), twinned.model.state_dict()

@@ -11,9 +11,10 @@ from holdfast.benchmarks import make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.devices import choose_device
-from holdfast.engine import CapturedEngine, Engine
+from holdfast.engine import BfloatTwin, CapturedEngine, Engine
 from holdfast.learners import settings_for
 from holdfast.models import MODELS, ResNet18
+from holdfast.pure import compiled_calls
 from holdfast.regularizers import REGULARIZERS
 from holdfast.training import run, train
 
@@ -107,7 +108,9 @@ def test_task_hooks_drop_the_graphs(method):
         torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("changes", [{"momentum": 0.9}, {"optimizer": "adam"}, {"schedule": "cosine"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"optimizer": "adam"}, {"schedule": "cosine"}], ids=str
+)
 def test_optimisers_and_schedules_in_captured_steps(changes):
     config = short("rot-mnist", "er", batch_size=48, lr=0.01, epochs=10, **changes)
     expected, got = weights_after(config, eager), weights_after(config, captured)
@@ -140,6 +143,21 @@ def test_compiled_steps_equal_eager_ones(network, monkeypatch):
     for name, tensor in expected.items():
         rtol, atol = (1e-2, 1e-3) if "running" in name else (0, 1e-4)
         torch.testing.assert_close(got[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_compiled_update_of_the_bfloat16_twin(decay):
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        twin = BfloatTwin(ResNet18((3, 8, 8), 10, width=8).cuda(), 0.1, decay)
+        for parameter in twin.trained():
+            parameter.grad = torch.randn_like(parameter)
+        with compiled_calls(compiled):
+            twin.step()
+        found.append([*twin.masters, *twin.twins])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("method", ["er", "linf", "agem", "clser", "lwf"])

@@ -31,7 +31,7 @@ def accelerate(
         return model, optimizer
     network: Callable[[Any], Tensor] = model
     if twin and precision == "bfloat16" and type(optimizer) is PlainSgd and isinstance(optimizer.lr, float):
-        optimizer = BfloatTwin(model, optimizer.lr)
+        optimizer = BfloatTwin(model, optimizer.lr, optimizer.weight_decay)
         network = optimizer.network
     return (pure(network) if getattr(model, "compiles", True) else network), optimizer
 

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast.errors import UsageError
 from holdfast.learners import PlainSgd
+from holdfast.learners.optimizers import decayed
 from holdfast.pure import pure
 
 __all__ = ["BfloatTwin"]
@@ -23,7 +24,7 @@ class BfloatTwin(PlainSgd):
     Frozen weights are converted once. `network` is the twin; the model itself has the float32 weights.
     """
 
-    def __init__(self, model: nn.Module, lr: float) -> None:
+    def __init__(self, model: nn.Module, lr: float, weight_decay: float = 0.0) -> None:
         matrices = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
         # All but the matrices is shared. BatchNorms are shared as modules: they know which row is in which group.
         shared = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, _BatchNorm))]
@@ -41,7 +42,7 @@ class BfloatTwin(PlainSgd):
                 self.masters.append(parameter)
                 self.twins.append(twin)
         converted = {id(master) for master in self.masters}
-        super().__init__((p for p in model.parameters() if id(p) not in converted), lr)
+        super().__init__((p for p in model.parameters() if id(p) not in converted), lr, weight_decay)
         # Not a bound method: a copy of the model, such as a teacher, would copy the twin with it.
         model.register_load_state_dict_post_hook(lambda *_: self.refresh())  # type: ignore[no-untyped-call]
 
@@ -68,7 +69,7 @@ class BfloatTwin(PlainSgd):
             )
         if moved:
             masters, twins, gradients = (list(each) for each in zip(*moved, strict=True))
-            _update(masters, twins, gradients, self.lr)
+            _update(masters, twins, gradients, self.lr, self.weight_decay)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -77,8 +78,10 @@ class BfloatTwin(PlainSgd):
 
 
 @pure
-def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor], lr: Any) -> None:
+def _update(masters: list[Tensor], twins: list[Tensor], gradients: list[Tensor], lr: Any, weight_decay: float) -> None:
     """Compiled, it reads and writes each weight once."""
+    if weight_decay:
+        gradients = decayed([each.float() for each in gradients], masters, weight_decay)
     torch._foreach_add_(masters, gradients, alpha=-lr)
     torch._foreach_copy_(twins, masters)
 

@@ -21,6 +21,7 @@ __all__ = [
     "Scheduler",
     "adopt",
     "clip_gradients",
+    "decayed",
     "forget_gradients",
     "gradients_of",
     "made_again",
@@ -134,15 +135,20 @@ def clip_gradients(gradients: list[Tensor], limit: float) -> None:
         torch._foreach_mul_([each for each in gradients if each.device == device], scale.to(device))
 
 
+def decayed(gradients: list[Tensor], parameters: list[Tensor], weight_decay: float) -> list[Tensor]:
+    """The gradients of the loss and of `weight_decay` / 2 times the squares of all parameters."""
+    return list(torch._foreach_add(gradients, parameters, alpha=weight_decay)) if weight_decay else gradients
+
+
 class PlainSgd:
-    """SGD without momentum and weight decay, hence without state.
+    """SGD without momentum, hence without state.
 
     Equal to torch.optim.SGD, which costs 0.1 ms of Python more per step and 1.4 s of imports before the first. `lr` is
     a number, or a 0-d tensor that a schedule changes in place.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float | Tensor) -> None:
-        self.parameters, self.lr = list(parameters), lr
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float | Tensor, weight_decay: float = 0.0) -> None:
+        self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -162,7 +168,8 @@ class PlainSgd:
         """Move every parameter against its gradient."""
         moved = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         if moved:
-            self._move([parameter for parameter, _ in moved], [gradient for _, gradient in moved])
+            parameters, gradients = ([each[place] for each in moved] for place in (0, 1))
+            self._move(parameters, decayed(gradients, parameters, self.weight_decay))
 
     def _move(self, parameters: list[Tensor], directions: list[Tensor]) -> None:
         if isinstance(self.lr, Tensor):
@@ -177,8 +184,8 @@ class MomentumSgd(PlainSgd):
     def __init__(
         self, parameters: Iterable[nn.Parameter], lr: float | Tensor, momentum: float, weight_decay: float
     ) -> None:
-        super().__init__(parameters, lr)
-        self.momentum, self.weight_decay = momentum, weight_decay
+        super().__init__(parameters, lr, weight_decay)
+        self.momentum = momentum
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     def adopt(self, parameters: list[nn.Parameter]) -> None:
@@ -194,10 +201,8 @@ class MomentumSgd(PlainSgd):
         if not moved:
             return
         parameters, velocities, gradients = (list(each) for each in zip(*moved, strict=True))
-        if self.weight_decay:
-            gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         torch._foreach_mul_(velocities, self.momentum)
-        torch._foreach_add_(velocities, gradients)
+        torch._foreach_add_(velocities, decayed(gradients, parameters, self.weight_decay))
         self._move(parameters, velocities)
 
     def state_dict(self) -> dict[str, Any]:
@@ -252,10 +257,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) ->
         lr = torch.tensor(config.lr, dtype=torch.float64, device=device).float()
         schedule = FadingRate(lr, config.schedule)
     if config.optimizer == "sgd":
-        plain = not (config.momentum or config.weight_decay)
-        parameters = model.parameters()
-        made = PlainSgd(parameters, lr) if plain else MomentumSgd(parameters, lr, config.momentum, config.weight_decay)
-        return made, schedule
+        parameters, momentum, decay = model.parameters(), config.momentum, config.weight_decay
+        return MomentumSgd(parameters, lr, momentum, decay) if momentum else PlainSgd(parameters, lr, decay), schedule
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
     # Capturable: its counts are tensors on the device, which a CUDA graph moves.
     captured = device.type == "cuda"
