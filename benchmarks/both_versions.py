@@ -1,6 +1,7 @@
-"""Two versions of Holdfast, timed in turn: short rot-mnist runs on one thread, each in a process of its own.
+"""Two versions of Holdfast, timed in turn: short runs, usually of rot-mnist, on one thread, each in its own process.
 
     python benchmarks/both_versions.py OLD NEW --rounds 20 --out both.json
+    python benchmarks/both_versions.py OLD NEW --resnet 8 --tasks 1 --limit 960    # a small ResNet on made-up images
 
 OLD and NEW are source trees: folders that hold src/holdfast. A round is OLD, NEW, NEW, OLD for each method. Measured is
 what a process spends on steps and evaluations, without imports and without making the data: CPU seconds (user and
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,27 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def one_run(method: str, tasks: int, limit: int) -> Reading:
+def one_run(method: str, tasks: int, limit: int, width: int | None) -> Reading:
     """Time one run; executed in a process that imports one of the versions."""
     import torch
 
     import holdfast as hf
-    from holdfast import benchmarks, data
 
     torch.set_num_threads(1)
-    config = hf.RunConfig.preset("rot-mnist", method, buffer_size=200, tasks=tasks, train_limit=limit)
-    make = getattr(benchmarks, "make_benchmark", None) or benchmarks.build  # the older name
-    benchmark = make(config, data.data_root())
+    size = {"buffer_size": 200, "tasks": tasks, "train_limit": limit}
+    if width is None:
+        from holdfast import benchmarks, data
+
+        config = hf.RunConfig.preset("rot-mnist", method, **size)
+        make = getattr(benchmarks, "make_benchmark", None) or benchmarks.build  # the older name
+        benchmark = make(config, data.data_root())
+    else:
+        from holdfast.bench import made_up
+        from holdfast.models import ResNet18
+
+        hf.MODELS.register("small", "a ResNet-18 with few channels")(partial(ResNet18, width=width))
+        config = hf.RunConfig.preset("seq-cifar10", method, epochs=1, model="small", precision="float32", **size)
+        benchmark = made_up(config, samples=limit)
     cpu, wall = cpu_seconds(), time.perf_counter()
     result = hf.run(config, benchmark, threads=1, device="cpu")
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
@@ -55,6 +67,7 @@ def one_run(method: str, tasks: int, limit: int) -> Reading:
 def measure(tree: Path, method: str, options: argparse.Namespace) -> Reading:
     """`one_run` in a process that imports Holdfast from `tree`."""
     size = ["--tasks", str(options.tasks), "--limit", str(options.limit)]
+    size += [] if options.resnet is None else ["--resnet", str(options.resnet)]
     command = [sys.executable, __file__, str(tree), str(tree), "--child", method, *size]
     env = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -93,11 +106,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=3)
     parser.add_argument("--limit", type=int, default=20_000, help="training images of a task")
+    parser.add_argument("--resnet", type=int, metavar="WIDTH", help="a ResNet-18 with so many channels at first")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(one_run(options.child, options.tasks, options.limit)))
+        print(json.dumps(one_run(options.child, options.tasks, options.limit, options.resnet)))
         return
     trees = {"old": options.old.resolve(), "new": options.new.resolve()}
     rounds: dict[str, list[dict[str, list[Reading]]]] = {method: [] for method in options.methods}
@@ -117,6 +131,7 @@ def main() -> None:
         "rounds": options.rounds,
         "tasks": options.tasks,
         "limit": options.limit,
+        "resnet": options.resnet,
         "load": {"mean": statistics.mean(load), "max": max(load), "cores": os.cpu_count()},
         "python": platform.python_version(),
         "readings": rounds,

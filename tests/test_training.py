@@ -406,6 +406,26 @@ def test_a_run_that_nobody_goes_on_with_holds_nobody_up(small, forgetful):
         assert next(left).step == 4
 
 
+def test_convolutions_of_any_rank(small, monkeypatch):
+    """Those over images compute with channels last; others are as they were."""
+    seen = set()
+
+    class Deep(torch.nn.Module):
+        def __init__(self, shape, classes):
+            super().__init__()
+            self.volume, self.image = torch.nn.Conv3d(1, 2, (1, 3, 3)), torch.nn.Conv2d(2, 4, 3)
+            self.classifier = torch.nn.Linear(4, classes)
+
+        def forward(self, x):
+            seen.add(self.image.weight.is_contiguous(memory_format=torch.channels_last))
+            return self.classifier(self.image(self.volume(x[:, None]).squeeze(2)).amax((2, 3)))
+
+    monkeypatch.setitem(hf.MODELS._entries, "deep", Deep)
+    config = hf.RunConfig.preset("rot-mnist", "mse", buffer_size=20, tasks=1, train_limit=256, model="deep")
+    assert hf.run(config, device="cpu").accuracy > 0
+    assert seen == {True}
+
+
 def test_threads_can_be_chosen(small):
     assert run(config(train_limit=100), threads=2).environment["threads"] == 2
     assert run(config(train_limit=100)).environment["threads"] == 1  # the small network's own choice

@@ -143,8 +143,9 @@ def _prepare(
             "choose a method that needs none, for instance er."
         )
     model = build_model(config, benchmark).to(device)
-    if device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as tensor cores want it
+    for parameter in model.parameters():
+        if parameter.dim() == 4:  # of a convolution: so tensor cores want it, and a CPU needs a fifth less time
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
     augment, buffer = generators["augment"], generators["buffer"]
     plain, schedule = make_optimizer(config, model, device)

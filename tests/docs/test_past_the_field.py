@@ -2,7 +2,7 @@
 
 import json
 import runpy
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -173,6 +173,15 @@ def test_what_the_page_says_of_regularizers_is_so(runs):
         gains = [digits[f"{thrice}, {idea} {value}"] - digits[thrice] for value in values]
         assert all(gain < 0.1 for gain in gains)
         assert abs(gains[0]) < 0.1, "gentle enough not to hurt"
+
+
+def test_what_the_page_says_of_statistics_is_so():
+    own, estimated = read("statistics.jsonl")
+    assert estimated["candidate"] == f"{own['candidate']}, statistics of the buffer"
+    for row, told in ((estimated, "51.8 ± 2.7"), (own, "52.0 ± 1.9")):
+        assert f"{fmean(row['accuracies']):.1f} ± {stdev(row['accuracies']):.1f}" == told
+        assert told in PAGE
+        assert (row["network"], row["epochs"], len(row["seeds"])) == ("narrow", 3, 2)
 
 
 def test_what_the_page_says_of_full_length_is_so():
