@@ -18,14 +18,11 @@ BEGAN = time.monotonic()  # before the slow imports: they count
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-import signal  # noqa: E402
 import sys  # noqa: E402
 import tomllib  # noqa: E402
-from collections.abc import Callable, Iterator, Sequence  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from dataclasses import dataclass, field, fields  # noqa: E402
 from pathlib import Path  # noqa: E402
-from types import FrameType  # noqa: E402
 from typing import Annotated, Any, NamedTuple  # noqa: E402
 
 from holdfast.config import RunConfig  # noqa: E402
@@ -75,28 +72,6 @@ def _entry(table: Table) -> Entry:
     return Entry(table.what, list(dict.fromkeys(configs)))
 
 
-@contextmanager
-def time_limit(runner: FleetRunner, seconds: float, reserve: float) -> Iterator[None]:
-    """After so many seconds, have all runs save their state; if they still go on when the reserve ends, end them."""
-
-    rung = False
-
-    def ring(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal rung
-        if rung:
-            raise KeyboardInterrupt
-        rung = True
-        runner.request_stop()
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds), max(0.01, 0.8 * reserve))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def work_off(
     configs: Sequence[RunConfig],
     out: Path,
@@ -116,17 +91,15 @@ def work_off(
     Results are written to `small` as they come, as single files, so that nothing is lost with the machine; `name` gives
     their paths in that folder, see `write_small`.
     """
-    runner, tell = FleetRunner(fleet, until=time.monotonic() + seconds - reserve), Teller()
+    tell, until = Teller(), time.monotonic() + seconds - reserve
 
     def watch(event: Event) -> None:
         tell(event)
         if event.kind == "done" and small is not None:
             write_small([event.config], out, small, name or small_name)
 
-    with time_limit(runner, seconds - reserve, reserve):
-        return sweep(
-            configs, out, runner=runner, device=device, data=data, watch=watch, checkpoint_every=checkpoint_every
-        )
+    given: dict[str, Any] = {"device": device, "data": data, "watch": watch, "checkpoint_every": checkpoint_every}
+    return sweep(configs, out, runner=FleetRunner(fleet, until), until=until, **given)
 
 
 class Teller:

@@ -40,7 +40,7 @@ def holdfast(monkeypatch, capfd, tmp_path, small):
     """Call the command in an empty folder, runs in this process; gives (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda device, jobs: inline)
+    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda *_: inline)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *arguments])
@@ -179,10 +179,20 @@ def test_interruption(holdfast, tmp_path, small, monkeypatch):
         emit(Event("started", next(configs)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda device, jobs: interrupted)
+    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda *_: interrupted)
     code, _, err = holdfast("small", "--seeds", "1")
     assert code == 130
     assert "0 runs done, 0 were there, 3 left; the same command continues" in err
+
+
+def test_minutes(holdfast, tmp_path, small):
+    code, out, err = holdfast("small", "--seeds", "1", "--device", "cpu", "--minutes", "0")
+    assert code == 0, "it did as it was told"
+    assert "0 runs done, 0 were there, 3 left; the same command continues" in err
+    assert "3 have no run" in out
+    code, _, err = holdfast("small", "--seeds", "1", "--device", "cpu", "--minutes", "60")
+    assert (code, "3 runs done, 0 were there" in err) == (0, True)
+    assert holdfast("small", "--minutes", "-1")[0] == 2
 
 
 def test_foreign_files_are_named_and_stay(holdfast, tmp_path, small):

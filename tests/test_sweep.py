@@ -528,6 +528,25 @@ def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp
 
 
 @pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
+def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped, runner, monkeypatch, caplog):
+    moved = []
+    monkeypatch.setattr("holdfast.sweep.grid._passed", lambda until: until is not None and bool(moved))
+
+    def watch(event):
+        if event.kind == "moved" and event.fraction > 0.1:
+            moved.append(event.config)
+
+    summary = sweep(LONG, tmp_path, runner=runner(2), device="cpu", watch=watch, until=0.0)
+    assert (summary.out_of_time, summary.interrupted, summary.left, summary.done) == (True, False, 2, [])
+    assert caplog.messages == ["time is up: every run writes its state."]
+    assert moved[0].fingerprint in checkpoints(tmp_path)
+    assert multiprocessing.active_children() == []
+    summary = sweep(LONG, tmp_path, runner=runner(2), device="cpu")
+    assert (sorted(summary.done, key=str), summary.out_of_time) == (LONG, False)
+    assert same(matrices(tmp_path), never_stopped)
+
+
+@pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
 def test_whoever_takes_the_news_is_not_interrupted(tmp_path, runner):
     """An exception in the middle of an update of a database, as a study has one, would leave it half written."""
     taken = []

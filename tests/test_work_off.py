@@ -95,7 +95,7 @@ def test_it_stops_in_time_and_the_next_call_continues(tmp_path, capsys):
     began = time.monotonic()
     first = work_off.work_off(configs, out, seconds=21.5, reserve=20, fleet=2, device="cpu")
     assert time.monotonic() - began < 20
-    assert (first.interrupted, first.done, first.left) == (True, [], 2)
+    assert (first.out_of_time, first.interrupted, first.done, first.left) == (True, False, [], 2)
     assert len(list((out / ".checkpoints").glob("*.safetensors"))) == 2
     second = work_off.work_off(configs, out, seconds=500, fleet=2, device="cpu")
     assert sorted(second.done, key=str) == sorted(configs, key=str)

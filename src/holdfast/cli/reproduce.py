@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +45,9 @@ def reproduce_command(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds 0, 1, ...", min=1)] = len(experiments.SEEDS),
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: one per core.", min=1)] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after so many minutes; the same command continues.", min=0)
+    ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     address: Annotated[
         str | None, typer.Option(help="Ray cluster to use. Default: a new one on this machine.", metavar="HOST:PORT")
@@ -81,7 +85,8 @@ def reproduce_command(
             raise UsageError(f"--results {folder} is not a folder.")
     configs = experiment.configs(range(seeds))
     with ExitStack() as stack:
-        folder, runner = _places(out, engine, address, jobs, device, stack)
+        until = None if minutes is None else time.monotonic() + 60 * minutes
+        folder, runner = _places(out, engine, address, jobs, device, until, stack)
         known = load_results(folder, *(results or []))
         tell_skipped(known.skipped, NAMED)
         missing = _missing_data(experiment, configs, known, data) if engine == "local" else {}
@@ -92,11 +97,11 @@ def reproduce_command(
         summary = SweepSummary(there=configs)
         if not all(config in known for config in configs):
             screen = SweepScreen(experiment.name, configs, folder, known, Rates(known, device))
-            options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or []}
+            options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or [], "until": until}
             with screen:
                 summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
             known = load_results(folder, *(results or []))
-        if not summary.interrupted:
+        if not summary.interrupted and not summary.out_of_time:
             corrupted = CorruptedImages()
             for run in _to_measure(experiment, configs, known):
                 with errors.status(f"{run.config.title}: corruptions ..."):
@@ -155,13 +160,19 @@ def _get(missing: dict[str, list[str]], data: Path | None) -> None:
 
 
 def _places(
-    out: str, engine: str, address: str | None, jobs: int | None, device: str, stack: ExitStack
+    out: str,
+    engine: str,
+    address: str | None,
+    jobs: int | None,
+    device: str,
+    until: float | None,
+    stack: ExitStack,
 ) -> tuple[Path, Runner]:
     """The folder that results are read from, and the runner that carries out runs."""
     if engine == "local":
         if "://" in out:
             raise UsageError("--out can be an address only with --engine ray.")
-        return Path(out), local_runner(device, jobs)
+        return Path(out), local_runner(device, jobs, until)
     from holdfast.sweep.cluster import RayRunner
     from holdfast.sweep.remote import Remote
 
@@ -281,5 +292,5 @@ def _conclude(summary: SweepSummary) -> None:
     tell(", ".join(parts))
     if summary.interrupted:
         raise typer.Exit(130)
-    if summary.failed or summary.left:
+    if summary.failed or (summary.left and not summary.out_of_time):
         raise typer.Exit(1)

@@ -29,8 +29,11 @@ class SweepSummary:
     """Finished before, or meanwhile by another sweep."""
     failed: dict[RunConfig, str] = field(default_factory=dict)
     interrupted: bool = False
+    """Whether Ctrl-C or SIGTERM stopped it."""
+    out_of_time: bool = False
+    """Whether its time ended first."""
     left: int = 0
-    """Runs that an interruption left undone."""
+    """Runs that were left undone."""
 
 
 class Agenda:
