@@ -67,6 +67,16 @@ def test_one_more_waits_if_the_runs_become_slower(clock):
     assert clock[0] <= 1430
 
 
+def test_a_run_that_is_left_alone_is_known_to_be_slower(clock):
+    watched, runs = Deadline(clock[0] + 66), of_steps(a=(50, 100), b=(0, 1000))
+    advance(watched, clock, runs, 5, 1.0)
+    for _ in range(45):
+        assert watched.waiting == {"b"}
+        advance(watched, clock, runs, 1, deadline.SLOWER[1] / deadline.SLOWER[2])
+    assert runs["a"].step == 100
+    assert clock[0] <= 1066
+
+
 def test_if_none_can_end_none_waits(clock):
     watched, runs = Deadline(clock[0] + 50), of_steps(a=(0, 100), b=(0, 100))
     advance(watched, clock, runs, 20, 1.0)

@@ -33,7 +33,7 @@ class Deadline:
         self._lengths: list[float] = []
         """Steps of every run so far, from its beginning to its end."""
         self._seconds: float | None = None
-        """Time of a step, whichever run's it is."""
+        """Time of a step in a large fleet, whichever run's it is."""
         self._counted, self._since = 0, monotonic()
         self.waiting: frozenset[Hashable] = frozenset()
         """The runs that wait."""
@@ -49,7 +49,8 @@ class Deadline:
         self._counted += 1
         now = monotonic()
         if now - self._since >= CHECK:
-            self._seconds = (now - self._since) / self._counted
+            going = len(self._left) - len(self.waiting)
+            self._seconds = (now - self._since) / self._counted / SLOWER.get(going, 1.0)
             self._counted, self._since = 0, now
             self._decide()
 
