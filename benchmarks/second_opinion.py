@@ -131,6 +131,16 @@ def on_a_cpu(runs: list[Run]) -> dict[str, Any]:
     return made
 
 
+def first_task(runs: list[Run]) -> dict[str, Any]:
+    """Accuracy right after the first task by both programs, and how many runs lie `STEEP` points under the median."""
+    ours, theirs = (
+        np.array([run["accuracy"] for run in runs if run["code"] == code]) for code in ("holdfast", "second-opinion")
+    )
+    usual = np.median(np.concatenate([ours, theirs]))
+    low = {name: int((each < usual - STEEP).sum()) for name, each in (("holdfast", ours), ("second", theirs))}
+    return {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs), "low_runs": low}
+
+
 def chosen_seeds(cells: list[Verdict], counts: tuple[int, ...] = (4, 5, 10), draws: int = 20_000) -> dict[str, Any]:
     """Could the published three runs of a cell be the best of more? Their mean would be higher, their spread smaller.
 
@@ -206,6 +216,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         },
         "float32": {"mean_change": np.mean([run["accuracy_float32"] - run["accuracy"] for run in holdfast])},
         "cpu": on_a_cpu(read("cpu.jsonl", folder)),
+        "first": first_task(read("first-task.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
         "witnesses": other_papers(),

@@ -10,6 +10,7 @@ import pytest
 from .blocks import ROOT
 
 SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "second_opinion.py"))
+CODES = ("holdfast", "second-opinion")
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,15 @@ def test_what_the_page_says_of_runs_on_a_cpu_is_so(found):
         for code, name in (("holdfast", "holdfast"), ("second-opinion", "second")):
             assert seeds[code] == list(range(accuracy[name]["n"]))
     assert found["cpu"]["er"]["accuracy"]["holdfast"]["n"] == found["cpu"]["er"]["accuracy"]["second"]["n"] == 12
+
+
+def test_what_the_page_says_of_the_first_task_is_so(found):
+    runs = [json.loads(line) for line in (ROOT / "results/second-opinion/runs.jsonl").read_text("utf-8").splitlines()]
+    low = {code: [run["accuracy_matrix"][0][0] < 95 for run in runs if run["code"] == code] for code in CODES}
+    assert [(sum(each), len(each)) for each in low.values()] == [(7, 32), (0, 18)]
+    first = found["first"]
+    assert first["welch_p"] > 0.5
+    assert abs(first["low_runs"]["holdfast"] - first["low_runs"]["second"]) <= 1, "no more frequent"
 
 
 def test_the_best_of_more_runs_by_tables():
