@@ -161,7 +161,8 @@ class Candidate(Ballast):
         labels, then = drawn.y, drawn.logits
         if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
             averaged = self._answers(replayed)
-            self._fresh = (slots, torch.lerp(drawn.logits, averaged.to(drawn.logits.dtype), self.refresh))
+            if self.refresh:
+                self._fresh = (slots, torch.lerp(drawn.logits, averaged.to(drawn.logits.dtype), self.refresh))
             then = averaged if self.target == "average" else then
         if self.jitter and self.jitter_all:
             observed, replayed = split(jittered(concat([observed, replayed]), self.jitter, self.generator), sizes)
@@ -222,7 +223,7 @@ class Candidate(Ballast):
 
     def commit(self, losses: Losses) -> None:
         """As in Ballast; before that, drawn samples get the outputs that they shall have from now on."""
-        if self.refresh and self._fresh is not None:
+        if self._fresh is not None:
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)

@@ -104,8 +104,8 @@ def _passed(moment: float | None) -> bool:
 def local_runner(device: str = "auto", jobs: int | None = None, until: float | None = None) -> Runner:
     """Runs on this machine: a fleet of `jobs` runs on a GPU, or `jobs` processes on a CPU.
 
-    By default, as many runs as make the fleet faster, or as many processes as have a core for each of their threads. A
-    fleet that knows `until` when it may go on makes the best of it, see `Deadline`.
+    By default, as many runs as make the fleet faster, or as many processes as have a core for each of their threads. If
+    `until` is given, runs of a fleet that cannot end by then wait for those that can, see `Deadline`.
     """
     if choose_device(device).type == "cuda":
         return FleetRunner(jobs, until)
