@@ -13,6 +13,7 @@ from holdfast.data import ImageSet
 from holdfast.devices import choose_device
 from holdfast.engine import BfloatTwin, CapturedEngine, Engine
 from holdfast.learners import settings_for
+from holdfast.learners.clser import follow
 from holdfast.models import MODELS, ResNet18
 from holdfast.pure import compiled_calls
 from holdfast.regularizers import REGULARIZERS
@@ -156,6 +157,18 @@ def test_a_compiled_update_of_the_bfloat16_twin(decay):
         with compiled_calls(compiled):
             twin.step()
         found.append([*twin.masters, *twin.twins])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_compiled_move_of_an_average():
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        average, model = (ResNet18((3, 8, 8), 10, width=8).cuda() for _ in range(2))
+        with compiled_calls(compiled):
+            follow(average, model, torch.tensor(0.3, device="cuda"))
+        found.append(list(average.parameters()))
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs)
 

@@ -18,6 +18,7 @@ from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, concat
+from holdfast.pure import pure
 from holdfast.rng import generator
 
 __all__ = ["ClsEr", "follow", "keep_mode"]
@@ -116,7 +117,11 @@ def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
 @torch.no_grad()
 def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
     """average <- (1 - weight) * average + weight * model, for all parameters."""
-    mine: list[Tensor] = list(average.parameters())
-    theirs: list[Tensor] = list(model.parameters())
+    _move(list(average.parameters()), list(model.parameters()), weight)
+
+
+@pure
+def _move(mine: list[Tensor], theirs: list[Tensor], weight: Tensor) -> None:
+    """Compiled, it reads and writes each weight once."""
     torch._foreach_mul_(mine, 1 - weight)
     torch._foreach_add_(mine, list(torch._foreach_mul(theirs, weight)))
