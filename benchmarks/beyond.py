@@ -31,20 +31,19 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from holdfast.buffer.reservoir import distinct
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
-from holdfast.learners.ballast import Ballast, seen_by
-from holdfast.learners.clser import follow
+from holdfast.learners.averages import follow
+from holdfast.learners.ballast import Ballast
 from holdfast.learners.losses import Losses
-from holdfast.learners.optimizers import Optimizer, adopt
+from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import MODELS, ResNet18, evaluating, features, last_layer
+from holdfast.models import MODELS, ResNet18, count_outputs, evaluating, features, last_layer
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
@@ -96,11 +95,10 @@ class Candidate(Ballast):
     teacher: the teacher of `hold` and `hold_features` is a second, slower average with this decay. 0: that of `hold` is
         the same average.
     anchor: how far the network's weights move towards the teacher's after each step, 0 to 1.
+    turn: weight of the cross-entropy of turned images, as in Ballast.
     limit: upper limit for the norm of the gradient, so that new classes cannot move the network far at once. 0: none.
     contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
         jittered one: features of one class shall point one way. The network needs `features(x)`.
-    turn: weight of the cross-entropy of minibatch and draw shown once more, each image turned by one, two or three
-        right angles. A class turned by an angle is a class of its own, whose outputs are forgotten in the end.
     """
 
     def __init__(
@@ -131,20 +129,20 @@ class Candidate(Ballast):
         turn: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength}
+        ideas = {"target": target, "adjusted": adjusted, "strength": strength, "turn": turn}
         ideas |= {"hold_features": hold_features, "teacher": teacher}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
-        check_weights(hold=hold, contrast=contrast, limit=limit, turn=turn)
+        check_weights(hold=hold, contrast=contrast, limit=limit)
         check_shares(jitter=jitter, refresh=refresh, anchor=anchor)
         if not decay and (target == "average" or hold or refresh):
             raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and refresh=0.')
-        if hold_features and (contrast or not teacher):
-            raise UsageError("hold_features needs a teacher of its own, and no contrast.")
-        if turn and contrast:
-            raise UsageError("turn and contrast both show the images once more: give one of them.")
+        if hold_features and not teacher:
+            raise UsageError("hold_features needs a teacher of its own.")
+        if contrast and (hold_features or turn):
+            raise UsageError("contrast shows the images once more: give neither hold_features nor turn.")
         self.regularizer, self.statistics, self.mix = REGULARIZERS[regularizer], statistics, mix
         self.refresh, self._fresh = refresh, None
         self.nearest = deepcopy(self.average) if nearest else None
@@ -155,13 +153,8 @@ class Candidate(Ballast):
             raise UsageError("anchor needs a teacher.")
         self.anchor, self.clip = anchor, limit or self.clip
         self.generator = generator(self.seed, "jitter", self.device)
-        self.turn, self.turned = turn, None
-        if turn:
-            layer = last_layer(self.model)
-            self.turned = skip_init(nn.Linear, layer.in_features, 3 * layer.out_features, device=self.device)
-            for parameter in self.turned.parameters():
-                nn.init.zeros_(parameter)  # nothing is drawn for it, so that the other random numbers stay the same
-            adopt(self.optimizer, list(self.turned.parameters()))
+        self.asymmetric = asymmetric
+        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
         """The three terms of consistency replay on one draw, with the ideas that are switched on."""
@@ -188,10 +181,12 @@ class Candidate(Ballast):
         contrast: Tensor | float = 0.0
         if self.contrast:
             (outputs, now), contrast = self._contrast((observed, replayed), (y, drawn.y))
-        elif self.turn:
-            (outputs, now), turned, contrast = self._turns((observed, replayed), (y, drawn.y))
         else:
-            (outputs, now), turned = self._outputs(concat([observed, replayed]), sizes)
+            images = [concat([observed, replayed])]
+            if self.turned is not None:
+                turned, classes = self.turned.turn(images[0], torch.cat([y, drawn.y]))
+                images.append(turned)
+            (outputs, now, *others), found = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = self.regularizer(now, then)
@@ -200,14 +195,18 @@ class Candidate(Ballast):
             apart = outputs - self._taught(observed)
             consistency = consistency + self.hold * (apart.square() * absent).mean()
         if self.hold_features:
-            consistency = consistency + self.hold_features * turned
+            consistency = consistency + self.hold_features * self._apart(found, images[0], sizes)
         if self.asymmetric:
             outputs = outputs.masked_fill(absent, -1e9)
         if self.adjusted:
             advantage = self.strength * self._counts(outputs, y, drawn.y).log()
             outputs, now = outputs + advantage, now + advantage
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
-        total = current + self.alpha * replay + self.beta * consistency + (self.contrast or self.turn) * contrast
+        total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
+        if self.turned is not None:
+            every = self.turned.complete(torch.cat(others), found[sum(sizes) :])
+            first, second = self._entropies(torch.split(every, sizes), torch.split(classes, sizes))
+            total = total + self.turn * (first + self.alpha * second)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -219,30 +218,6 @@ class Candidate(Ballast):
         pairs = zip(directions[:2], directions[2:], labels, strict=True)
         contrasts = [supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs]
         return [outputs for outputs, _ in parts[:2]], torch.stack(contrasts).sum()
-
-    def _turns(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor | float, Tensor]:
-        """The outputs for a minibatch and a draw, how far features are turned from the teacher's, and `turn`'s loss."""
-        angles = [torch.randint(1, 4, each.shape, generator=self.generator, device=self.device) for each in labels]
-        sizes, own = list(map(rows, views)), sum(map(rows, views))
-        both = concat([*views, *map(by_right_angles, views, angles)])
-        with seen_by(last_layer(self._plain)) as mine:
-            found = self.forward_parts(both, sizes * 2, network=self._outputs_of_all_angles)
-        away: Tensor | float = 0.0
-        if self.teacher is not None and self.hold_features:
-            with torch.no_grad(), self.autocast(), seen_by(last_layer(self.teacher)) as taught:
-                self._teach(concat(views), sizes, lambda part: self.answer(part, self.teacher))
-            cosines = F.cosine_similarity(torch.cat(mine)[:own].float(), torch.cat(taught).float())
-            away = torch.stack([1 - each.mean() for each in torch.split(cosines, sizes)]).sum()
-        classes = len(self.seen)
-        wanted = [label + classes * angle for label, angle in zip(labels, angles, strict=True)]
-        advantage = self.strength * self._counts(found[0], *wanted).log() if self.adjusted else 0.0
-        losses = [self.criterion(each + advantage, label) for each, label in zip(found[2:], wanted, strict=True)]
-        return [each[:, :classes] for each in found[:2]], away, losses[0] + self.alpha * losses[1]
-
-    def _outputs_of_all_angles(self, view: Tensor) -> Tensor:
-        """Outputs for every class at every angle, (B, 4 C); the first C are those of the network."""
-        found = features(self._plain, view)
-        return torch.cat([last_layer(self._plain)(found), self.turned(found)], 1)
 
     def _outputs_and_features(self, view: Tensor) -> Tensor:
         """Both in one tensor, (B, C + D), since a pass for several minibatches returns one."""
@@ -266,13 +241,14 @@ class Candidate(Ballast):
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)
+        if losses.offer is not None:
+            self.seen.index_fill_(0, losses.offer.y, True)
         if self.anchor:
             follow(self.model, self.teacher, torch.full((), self.anchor, device=self.device))
 
     def extra_state(self) -> dict[str, Any]:
         """As in Ballast, and the random numbers of mixtures and jitter."""
-        turned = {} if self.turned is None else {"turned": self.turned}
-        return super().extra_state() | {"generator": self.generator} | turned
+        return super().extra_state() | {"generator": self.generator, "seen": self.seen}
 
     def evaluated(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
@@ -327,12 +303,6 @@ def jittered(view: Tensor, strength: float, generator: torch.Generator) -> Tenso
     saturation, contrast, light = (strength * (2 * each - 1) for each in colours)
     view = view + saturation * (view - view.mean(1, keepdim=True))
     return view + contrast * (view - view.mean((1, 2, 3), keepdim=True)) + light
-
-
-def by_right_angles(view: Tensor, angles: Tensor) -> Tensor:
-    """Each square image (B, C, H, W) turned by so many right angles, 0 to 3, (B,)."""
-    turned = torch.stack([view.rot90(angle, (2, 3)) for angle in range(4)])
-    return turned[angles, torch.arange(len(view), device=view.device)]
 
 
 def supervised_contrast(directions: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:

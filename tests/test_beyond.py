@@ -239,33 +239,6 @@ def test_contrast_compares_two_views_of_the_minibatch_and_of_the_draw(beyond):
     torch.testing.assert_close(losses.total, expected)
 
 
-def test_turned_images_are_classes_of_their_own(beyond):
-    """Against loops: one more cross-entropy, over every class at every angle, adjusted by counts of its own."""
-    model = MODELS["mlp"]((1, 4, 4), 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = {"alpha": 0.7, "beta": 0.3, "target": "stored", "adjusted": True, "strength": 2.0, "turn": 0.5}
-    learner = beyond.Candidate(model, optimizer, buffer_size=20, seed=3, **settings)
-    before = learner.turned.weight.clone()
-    for x, y in stream(4):
-        learner.observe(x, y)
-    assert not torch.equal(learner.turned.weight, before)  # the optimiser has them
-    numbers = torch.Generator().set_state(learner.generator.get_state())
-    losses, drawn = last_draw(learner, x, y)
-    parts = [(x, y), (drawn.x, drawn.y)]
-    angles = [torch.randint(1, 4, each.shape, generator=numbers).tolist() for _, each in parts]
-    wanted = [
-        [int(y) + 3 * k for y, k in zip(part[1], ks, strict=True)] for part, ks in zip(parts, angles, strict=True)
-    ]
-    advantage = [2.0 * math.log(1 + sum(each.count(label) for each in wanted)) for label in range(12)]
-    expected = losses.current + 0.7 * losses.replay + 0.3 * losses.consistency
-    for weight, (images, _), turns, labels in zip((1.0, 0.7), parts, angles, wanted, strict=True):
-        for image, turn, label in zip(images, turns, labels, strict=True):
-            found = model.features(image.rot90(turn, (1, 2))[None])
-            outputs = torch.cat([model.classifier(found), learner.turned(found)], 1)[0] + torch.tensor(advantage)
-            expected = expected - 0.5 * weight * outputs.log_softmax(0)[label] / len(images)
-    torch.testing.assert_close(losses.total, expected)
-
-
 def test_features_are_held_by_a_slower_network(beyond):
     """The cosine with the teacher's features on both; at first, the teacher is the mean of all networks."""
     model = MODELS["mlp"]((1, 4, 4), 3)
@@ -364,7 +337,7 @@ def test_contract(beyond, settings):
     check_learner(beyond.Candidate, config)
 
 
-FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced", "hold_features", "teacher"}
+FINAL = {"target", "decay", "adjusted", "strength", "balanced", "hold_features", "teacher", "turn"}
 
 
 def beyond_or_ballast(config):
@@ -375,7 +348,7 @@ def beyond_or_ballast(config):
 
 IDEAS = [
     {},
-    {"asymmetric": True},
+    {"adjusted": True, "turn": 0.5},
     {"adjusted": True, "balanced": True},
     {"adjusted": True, "strength": 3.0},
     {"target": "stored"},
@@ -465,7 +438,7 @@ def test_short_runs_then_the_best_at_full_length(beyond, tmp_path, capsys):
         ({"mix": "cutmx"}, "unknown mix 'cutmx'"),
         ({"target": "averag"}, "unknown target"),
         ({"hold": -1.0}, "hold must be a finite number"),
-        ({"turn": 1.0, "contrast": 1.0}, "turn and contrast"),
+        ({"turn": 1.0, "contrast": 1.0}, "give neither hold_features nor turn"),
         ({"decay": 1.5}, "decay must lie between 0 and 1"),
         ({"loss": nn.functional.mse_loss}, "leave out loss="),
     ],

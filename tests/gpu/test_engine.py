@@ -13,7 +13,7 @@ from holdfast.data import ImageSet
 from holdfast.devices import choose_device
 from holdfast.engine import BfloatTwin, CapturedEngine, Engine
 from holdfast.learners import settings_for
-from holdfast.learners.clser import follow
+from holdfast.learners.averages import follow
 from holdfast.models import MODELS, ResNet18
 from holdfast.pure import compiled_calls
 from holdfast.regularizers import REGULARIZERS
@@ -66,10 +66,11 @@ def test_captured_steps_equal_eager_ones(name, method):
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
 
 
-def test_captured_steps_with_a_teacher():
-    """Its features come from passes that ask the networks for more than their outputs."""
+@pytest.mark.parametrize("idea", [["hold_features=5", "teacher=0.9"], ["turn=1"]], ids=str)
+def test_captured_steps_that_need_features(idea):
+    """Passes ask the networks for more than their outputs; turned images have a generator of their own."""
     config = short("seq-cifar10", "ballast", batch_size=48, replay_size=16, precision="float32", epochs=10)
-    config = config.parse(["hold_features=5", "teacher=0.9"], settings_for(config))
+    config = config.parse(idea, settings_for(config))
     expected, got = weights_after(config, eager), weights_after(config, captured)
     for part, tensor in expected.items():
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")

@@ -2,9 +2,9 @@
 
 A method of Holdfast's own. docs/concepts/beyond.md has what was tried beside it, and how far it comes.
 
-The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. Two ideas keep the newest classes from
-pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `adjusted` is logit adjustment (Menon et
-al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step.
+The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. `adjusted` is logit adjustment (Menon
+et al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step. `turn` is label
+augmentation (Lee et al., "Self-supervised label augmentation via input transformations", ICML 2020).
 """
 
 import inspect
@@ -19,14 +19,15 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.clser import follow, keep_mode
+from holdfast.learners.averages import follow, keep_mode
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import Optimizer
+from holdfast.learners.optimizers import Optimizer, adopt
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
+from holdfast.learners.turned import TurnedClasses
 from holdfast.methods import LEARNERS
-from holdfast.models import GroupedForward, count_outputs, last_layer
-from holdfast.nested import Nested, rows, split
+from holdfast.models import GroupedForward, last_layer
+from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 
 __all__ = ["Ballast"]
@@ -46,8 +47,8 @@ class Ballast(ReplayLearner):
     is evaluated.
 
     The network prefers the newest classes, and the average lags behind on them. Both faults compensate each other if
-    `decay` suits the stream. With `asymmetric` or `adjusted` the network prefers the newest classes less, and the
-    average can and must be faster.
+    `decay` suits the stream. With `adjusted` the network prefers the newest classes less, and the average can and must
+    be faster.
 
     Options of this learner:
 
@@ -55,7 +56,6 @@ class Ballast(ReplayLearner):
     beta: weight of the distance from the average. Default: 1.
     target: "average" or "stored". Default: "average".
     decay: how slowly the average moves, 0 to 1. Default: 0.999.
-    asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it. Default: False.
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent. Default: False.
     strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
@@ -63,12 +63,16 @@ class Ballast(ReplayLearner):
     hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
         on minibatch and draw. The teacher is a second average. Features are what the last nn.Linear sees. Default: 0.
     teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
+    turn: weight of the cross-entropy of the same square images turned by one, two or three right angles, each class at
+        each angle being a class of its own. So a few stored samples are harder to learn by heart, and features have
+        more to tell apart. The outputs for turned classes come from a layer of the learner's own. Default: 0.
     """
 
-    passes = ((1, 1), (2, 2))
+    passes: tuple[tuple[int, int], ...] = ((1, 1), (2, 2))
+    terms = ("current", "replay", "consistency", "turned")
     grows = False
     stores_outputs = True
-    own_state = ("average", "updates", "seen")
+    own_state = ("average", "updates")
 
     def __init__(
         self,
@@ -79,15 +83,15 @@ class Ballast(ReplayLearner):
         beta: float = 1.0,
         target: str = "average",
         decay: float = 0.999,
-        asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
         hold_features: float = 0.0,
         teacher: float = 0.9995,
+        turn: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features)
+        check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features, turn=turn)
         check_shares(decay=decay, teacher=teacher)
         if target not in TARGETS:
             raise unknown_name("target", target, list(TARGETS))
@@ -97,17 +101,22 @@ class Ballast(ReplayLearner):
             raise UsageError("strength belongs to adjusted=True: give both, or leave it out.")
         if hold_features and not beta:
             raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
+        if turn and self.ranks is not None:
+            raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
+        self.adjusted, self.strength, self.turn = adjusted, strength, turn
         self.hold_features, self.teacher_decay = hold_features, teacher
         self.average = deepcopy(self.model).requires_grad_(False)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
+        self.turned = TurnedClasses(self.model, self.seed) if turn else None
+        if self.turned is not None:
+            adopt(self.optimizer, list(self.turned.parameters()))
+            self.passes = (*Ballast.passes, (4, 4))
         # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
         plain = inspect.unwrap(self.network)
         self._plain = getattr(plain, "_orig_mod", plain)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
@@ -119,39 +128,59 @@ class Ballast(ReplayLearner):
         if not self.buffer.stored:
             return self.losses_alone(x, y)
         x, y, (drawn,) = self.align(x, y, self.draw(y))
-        sizes = [rows(y), rows(drawn.y)]
+        labels, sizes = [y, drawn.y], [rows(y), rows(drawn.y)]
         view = self.view(x, drawn.x)
         keep_mode(self.model, self.average, *([] if self.teacher is None else [self.teacher]))
         with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
             steady = self.forward(split(view, sizes)[1], self.average)
-        (outputs, now), turned = self._outputs(view, sizes)
+        images = [view]
+        if self.turned is not None:
+            turned, classes = self.turned.turn(view, torch.cat(labels))
+            images.append(turned)
+        (outputs, now, *others), features = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
-        pair = (now, steady) if self.target == "average" else self.compare(now, drawn)
-        consistency = F.mse_loss(*pair)
-        if turned is not None:
-            consistency = consistency + self.hold_features * turned
-        if self.asymmetric:
-            outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
-        if self.adjusted:
-            advantage = self.strength * self._counts(outputs, y, drawn.y).log()
-            outputs, now = outputs + advantage, now + advantage
-        current, replay = self.criterion(outputs, y), self.criterion(now, drawn.y)
+        consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
+        if self.teacher is not None:
+            consistency = consistency + self.hold_features * self._apart(features, view, sizes)
+        current, replay = self._entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
-        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+        terms = {"current": current, "replay": replay, "consistency": consistency}
+        if self.turned is not None:
+            every = self.turned.complete(torch.cat(others), features[sum(sizes) :])
+            first, second = self._entropies(torch.split(every, sizes), torch.split(classes, sizes))
+            terms["turned"] = first + self.alpha * second
+            total = total + self.turn * terms["turned"]
+        return Losses(total, offer=offer, **terms)
 
-    def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor | None]:
-        """The outputs for each part of a view, and how far its features are turned from the teacher's: 1 - cosine."""
-        if self.teacher is None or self._teach is None:
-            return self.forward_parts(view, sizes), None
-        with seen_by(last_layer(self._plain)) as mine:
+    def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """The outputs for each part of a view and, if they are needed, the features of all, (rows, D)."""
+        if self.teacher is None and self.turned is None:
+            return self.forward_parts(view, sizes), torch.empty(0)
+        with seen_by(last_layer(self._plain)) as seen:
             outputs = self.forward_parts(view, sizes, network=lambda part: self.answer(part, self._plain))
-        with torch.no_grad(), self.autocast(), seen_by(last_layer(self.teacher)) as taught:
+        if sum(map(len, seen)) != sum(sizes):
+            self.refuse(UsageError("hold_features and turn need a model that calls its last nn.Linear once a sample."))
+        return outputs, widen(torch.cat(seen)).flatten(1)
+
+    def _apart(self, features: Tensor, view: Nested, sizes: Sequence[int]) -> Tensor:
+        """How far the features of a view are turned away from the teacher's: 1 - cosine."""
+        assert self._teach is not None
+        with torch.no_grad(), self.autocast(), seen_by(last_layer(self._teach.model)) as seen:
             self._teach(view, sizes, lambda part: self.answer(part, self.teacher))
-        if sum(map(len, mine)) != sum(sizes):
-            self.refuse(UsageError("hold_features needs a model that calls its last nn.Linear once for every sample."))
-        cosines = F.cosine_similarity(widen(torch.cat(mine)).flatten(1), widen(torch.cat(taught)).flatten(1))
-        return outputs, torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
+        taught = widen(torch.cat(seen)).flatten(1)
+        cosines = F.cosine_similarity(features[: len(taught)], taught)
+        return torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
+
+    def _entropies(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+        """The cross-entropy of each part of a step, adjusted by how often the step has each class."""
+        if self.adjusted:
+            advantage = self.strength * self._counts(outputs[0], *labels).log()
+            outputs = [each + advantage for each in outputs]
+        weights = self.class_weights
+        if weights is not None:  # a turned class weighs what it weighs unturned
+            weights = weights.to(outputs[0].dtype).repeat(outputs[0].shape[1] // len(weights))
+        return [F.cross_entropy(each, wanted, weights) for each, wanted in zip(outputs, labels, strict=True)]
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
         """1 + how often each class is among the labels, (C,)."""
@@ -161,10 +190,8 @@ class Ballast(ReplayLearner):
         return counts
 
     def commit(self, losses: Losses) -> None:
-        """Offer the minibatch to the buffer, remember its classes, and let the average follow the network."""
+        """Offer the minibatch to the buffer, and let the averages follow the network."""
         super().commit(losses)
-        if losses.offer is not None:
-            self.seen.index_fill_(0, losses.offer.y, True)
         self.updates += 1
         self._follow(self.average, self.decay)
         if self.teacher is not None:
@@ -176,8 +203,13 @@ class Ballast(ReplayLearner):
         follow(average, self.model, 1 - limit)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """With the teacher, if there is one."""
-        return super().extra_state() | ({} if self.teacher is None else {"teacher": self.teacher})
+        """With the teacher and the layer for turned classes, if there are such."""
+        found = super().extra_state()
+        if self.teacher is not None:
+            found["teacher"] = self.teacher
+        if self.turned is not None:
+            found |= {"turned": self.turned, "angles": self.turned.generator}
+        return found
 
     def evaluated(self) -> nn.Module:
         """The average."""

@@ -83,7 +83,7 @@ class Learner:
     """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
-    passes: ClassVar[tuple[tuple[int, int], ...]] = ((1, 1),)
+    passes: tuple[tuple[int, int], ...] = ((1, 1),)
     """Minibatches in a pass through the network, and groups that BatchNorm makes of them, for every kind of pass in its
     steps. A GPU's kernels for them are compiled while a run is set up; others are compiled when they are needed."""
     own_state: ClassVar[tuple[str, ...]] = ()

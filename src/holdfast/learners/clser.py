@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
+from holdfast.learners.averages import follow, keep_mode
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, concat
-from holdfast.pure import pure
 from holdfast.rng import generator
 
-__all__ = ["ClsEr", "follow", "keep_mode"]
+__all__ = ["ClsEr"]
 
 
 @LEARNERS.register("clser", "CLS-ER: replay, held to the better of two averaged networks")
@@ -105,23 +105,3 @@ class ClsEr(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The stable average."""
         return self.stable
-
-
-def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
-    """Let all parts of the averages be in the mode of the model's, whatever their last use has left them in."""
-    for theirs, *parts in zip(model.modules(), *(each.modules() for each in averages), strict=True):
-        for mine in parts:
-            mine.training = theirs.training
-
-
-@torch.no_grad()
-def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
-    """average <- (1 - weight) * average + weight * model, for all parameters."""
-    _move(list(average.parameters()), list(model.parameters()), weight)
-
-
-@pure
-def _move(mine: list[Tensor], theirs: list[Tensor], weight: Tensor) -> None:
-    """Compiled, it reads and writes each weight once."""
-    torch._foreach_mul_(mine, 1 - weight)
-    torch._foreach_add_(mine, list(torch._foreach_mul(theirs, weight)))

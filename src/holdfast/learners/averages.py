@@ -1,0 +1,28 @@
+"""Averages of a network that follow it slowly, for the methods that compare it with one or evaluate one."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.pure import pure
+
+__all__ = ["follow", "keep_mode"]
+
+
+def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
+    """Let all parts of the averages be in the mode of the model's, whatever their last use has left them in."""
+    for theirs, *parts in zip(model.modules(), *(each.modules() for each in averages), strict=True):
+        for mine in parts:
+            mine.training = theirs.training
+
+
+@torch.no_grad()
+def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
+    """average <- (1 - weight) * average + weight * model, for all parameters."""
+    _move(list(average.parameters()), list(model.parameters()), weight)
+
+
+@pure
+def _move(mine: list[Tensor], theirs: list[Tensor], weight: Tensor) -> None:
+    """Compiled, it reads and writes each weight once."""
+    torch._foreach_mul_(mine, 1 - weight)
+    torch._foreach_add_(mine, list(torch._foreach_mul(theirs, weight)))
