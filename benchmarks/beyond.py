@@ -43,7 +43,7 @@ from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import MODELS, ResNet18, count_outputs, evaluating, features, last_layer
+from holdfast.models import MODELS, ResNet18, evaluating, features, last_layer
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
@@ -52,8 +52,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from work_off import work_off, write_small
 
 VALIDATION = 0.1
-EPOCHS = 5
-"""Of the runs for which the candidates' decays are meant, see `config_of`."""
+EPOCHS, SAMPLES = 5, 10_000
+"""Of a task in the runs for which the candidates' decays are meant, see `config_of`."""
 
 MODELS.register("narrow", "resnet18 with an eighth of the channels, for CPUs")(partial(ResNet18, width=8))
 
@@ -129,7 +129,7 @@ class Candidate(Ballast):
         turn: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        ideas = {"target": target, "adjusted": adjusted, "strength": strength, "turn": turn}
+        ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength, "turn": turn}
         ideas |= {"hold_features": hold_features, "teacher": teacher}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix)):
@@ -153,8 +153,6 @@ class Candidate(Ballast):
             raise UsageError("anchor needs a teacher.")
         self.anchor, self.clip = anchor, limit or self.clip
         self.generator = generator(self.seed, "jitter", self.device)
-        self.asymmetric = asymmetric
-        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:
         """The three terms of consistency replay on one draw, with the ideas that are switched on."""
@@ -241,14 +239,12 @@ class Candidate(Ballast):
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)
-        if losses.offer is not None:
-            self.seen.index_fill_(0, losses.offer.y, True)
         if self.anchor:
             follow(self.model, self.teacher, torch.full((), self.anchor, device=self.device))
 
     def extra_state(self) -> dict[str, Any]:
         """As in Ballast, and the random numbers of mixtures and jitter."""
-        return super().extra_state() | {"generator": self.generator, "seen": self.seen}
+        return super().extra_state() | {"generator": self.generator}
 
     def evaluated(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
@@ -366,6 +362,7 @@ STORED = {"target": "stored", "decay": 0.99}
 JITTER_ALL = {"jitter": 0.4, "jitter_all": True}
 HELD, FEATURES_HELD = {"hold": 5.0, "teacher": 0.9995}, {"hold_features": 5.0, "teacher": 0.9995}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
+ONCE = "average for evaluation only, adjusted, very fast"
 KEPT = "average for evaluation only, adjusted thrice, very fast, features held by a slow teacher"
 ALL = "average for evaluation only, adjusted thrice, very fast, jitter of all, features held by a slow teacher"
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -442,6 +439,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     | FEATURES_HELD
     | {"lr": 0.1},
     # Turned images are further classes.
+    f"{ONCE}, turned": STORED | {"adjusted": True, "turn": 1.0},
+    f"{ONCE}, turned, half as strongly": STORED | {"adjusted": True, "turn": 0.5},
+    f"{ONCE}, turned, twice as strongly": STORED | {"adjusted": True, "turn": 2.0},
+    f"{ONCE}, jitter of all, turned": STORED | {"adjusted": True, "turn": 1.0} | JITTER_ALL,
     f"{KEPT}, turned": STORED | THRICE | FEATURES_HELD | {"turn": 1.0},
     f"{KEPT}, weight decay, turned": STORED | THRICE | FEATURES_HELD | {"weight_decay": 5e-4, "turn": 1.0},
     "average for evaluation only, adjusted thrice, very fast, turned": STORED | THRICE | {"turn": 1.0},
@@ -519,7 +520,8 @@ def config_of(
     """The run of a candidate: a short one of so many epochs on a validation split, or one at full length.
 
     Weights and learning rate are those of mse, unless the candidate says otherwise. Decays are meant for runs of
-    `EPOCHS` epochs. In longer ones the average follows more slowly, so that it remembers the same share of a task.
+    `EPOCHS` epochs. In longer ones the average follows more slowly, and faster where a task has fewer samples
+    (train_limit), so that it remembers the same share of a task.
     """
     config = RunConfig.preset(benchmark, "mse", buffer_size=buffer_size, seed=seed)
     config = config.change(method="beyond")
@@ -530,9 +532,12 @@ def config_of(
     known = settings_for(config)
     config = config.parse(more, known)
     decay = settings.get("decay", known["decay"])
+    shorter = EPOCHS / config.epochs
+    if config.train_limit is not None:
+        shorter *= SAMPLES * (1 - VALIDATION) / (config.train_limit * (1 - config.validation))
     for name, value in (("decay", decay), ("teacher", settings.get("teacher"))):
         if value:
-            settings = settings | {name: round(1 - (1 - value) * EPOCHS / config.epochs, 9)}
+            settings = settings | {name: round(1 - (1 - value) * shorter, 9)}
     return config.parse([f"{name}={value}" for name, value in settings.items()], known)
 
 

@@ -127,10 +127,17 @@ class Teller:
 def small_name(config: RunConfig) -> str:
     """A path such as seq-cifar10/er-200-seed0.json; settings other than the preset's are named as well."""
     preset = RunConfig.preset(config.benchmark, config.method, buffer_size=config.buffer_size, seed=config.seed)
-    ours, usual = config.to_dict(), preset.to_dict()
-    other = "".join(f"-{name}{value}" for name, value in ours.items() if value != usual.get(name))
+    ours, usual = _values(config), _values(preset)
+    other = "".join(f"-{name}{value}" for name, value in ours.items() if value != usual[name])
     buffer = "" if config.buffer_size is None else f"-{config.buffer_size}"
     return f"{config.benchmark}/{config.method}{buffer}-seed{config.seed}{other}.json"
+
+
+def _values(config: RunConfig) -> dict[str, Any]:
+    """All that decides a run, by name: the config's fields, and the settings of its method."""
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    settings = settings_for(config) | dict(values.pop("settings"))
+    return values | settings
 
 
 def write_small(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -112,15 +113,24 @@ def parallel_runs() -> dict[tuple[str, int, str], dict[int, list[float]]]:
 def candidates(which: str) -> str:
     """What benchmarks/beyond.py found with a network and so many epochs a task: a row per candidate, the best first."""
     network, epochs = which.split()
+    rows = _lines("candidates.jsonl")
+    return _candidates(row for row in rows if (row["network"], row["epochs"]) == (network, int(epochs)))
+
+
+def few() -> str:
+    """The same for a narrow network and a tenth of the images."""
+    return _candidates(_lines("few.jsonl"))
+
+
+def _candidates(rows: Iterable[dict[str, Any]]) -> str:
     lines = ["| candidate | runs | accuracy (%) | on the first four tasks | on the last |", "|---|---:|---:|---:|---:|"]
-    for row in _lines("candidates.jsonl"):
-        if (row["network"], row["epochs"]) == (network, int(epochs)):
-            values, tasks = row["accuracies"], row["last"]
-            cells = ["the loss became infinite", "", ""]
-            if values:
-                old, new = fmean(value for each in tasks for value in each[:-1]), fmean(each[-1] for each in tasks)
-                cells = [_spread(values), f"{old:.1f}", f"{new:.1f}"]
-            lines += [f"| {row['candidate']} | {len(values)} | {' | '.join(cells)} |"]
+    for row in rows:
+        values, tasks = row["accuracies"], row["last"]
+        cells = ["the loss became infinite", "", ""]
+        if values:
+            old, new = fmean(value for each in tasks for value in each[:-1]), fmean(each[-1] for each in tasks)
+            cells = [_spread(values), f"{old:.1f}", f"{new:.1f}"]
+        lines += [f"| {row['candidate']} | {len(values)} | {' | '.join(cells)} |"]
     return "\n".join([*lines, ""])
 
 
@@ -511,6 +521,7 @@ TABLES = {
     "agreement": agreement,
     "chaos": chaos,
     "commands": commands,
+    "few": few,
     "field": field,
     "full": full,
     "gains": gains,

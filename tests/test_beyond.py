@@ -337,7 +337,7 @@ def test_contract(beyond, settings):
     check_learner(beyond.Candidate, config)
 
 
-FINAL = {"target", "decay", "adjusted", "strength", "balanced", "hold_features", "teacher", "turn"}
+FINAL = {"target", "decay", "asymmetric", "adjusted", "strength", "balanced", "hold_features", "teacher", "turn"}
 
 
 def beyond_or_ballast(config):
@@ -348,6 +348,7 @@ def beyond_or_ballast(config):
 
 IDEAS = [
     {},
+    {"asymmetric": True},
     {"adjusted": True, "turn": 0.5},
     {"adjusted": True, "balanced": True},
     {"adjusted": True, "strength": 3.0},
@@ -397,6 +398,19 @@ def test_full_length_stretches_the_decay_and_takes_turns(beyond):
     assert beyond.full_name(configs[1]) == "seq-cifar10/ballast-500-seed0.json"
     plain = beyond.full_configs("plain", [200], 1)[0]
     assert (plain.method, dict(plain.settings)["decay"]) == ("beyond", 0.0)
+
+
+def test_with_fewer_samples_the_average_follows_faster(beyond):
+    """It remembers the same share of a task: here 0.225 times as many steps as in a run of five epochs."""
+    more = ["train_limit=2000", "validation=0.5"]
+    config = beyond.config_of(
+        {"decay": 0.99, "teacher": 0.9995, "hold_features": 1.0}, buffer_size=200, epochs=10, seed=0, more=more
+    )
+    usual = 10_000 * 0.9 * 5  # samples that five epochs of a task show
+    share = 2000 * 0.5 * 10 / usual
+    found = dict(config.settings)
+    assert found["decay"] == pytest.approx(1 - 0.01 / share)
+    assert found["teacher"] == pytest.approx(1 - 0.0005 / share)
 
 
 def test_best_of_those_with_enough_runs(beyond):

@@ -25,7 +25,7 @@ from learners.conftest import (
     tiny_run,
 )
 
-IDEAS = [{}, {"adjusted": True}, {"adjusted": True, "strength": 2.5}, {"target": "stored"}]
+IDEAS = [{}, {"asymmetric": True}, {"adjusted": True}, {"adjusted": True, "strength": 2.5}, {"target": "stored"}]
 
 
 def ballast(model, **options) -> Ballast:
@@ -46,8 +46,9 @@ def test_ten_steps(kind, replay_size, ideas):
     model = network(kind)
     reference, average = (plain_copy(kind, model) for _ in range(2))
     learner = ballast(model, replay_size=replay_size, **ideas)
-    buffer = record(learner)
+    buffer, seen, left_alone = record(learner), set(), 0
     for step, (x, y) in enumerate(stream(10)):
+        y = y % 2 if step > 3 else y  # so that classes are absent which were seen before
         losses = learner.observe(x, y)
         assert len(buffer.draws) == step  # one draw a step, none from an empty buffer
         outputs = reference(x)
@@ -60,12 +61,17 @@ def test_ten_steps(kind, replay_size, ideas):
             target = drawn.logits if "target" in ideas else steady
             squares = [(a - b) ** 2 for a, b in zip(now.flatten(), target.flatten(), strict=True)]
             consistency = sum(squares) / len(squares)
+            if "asymmetric" in ideas:
+                absent = sorted(seen - set(y.tolist()))
+                left_alone += len(absent)
+                outputs = outputs.index_fill(1, torch.tensor(absent, dtype=torch.int64), -1e9)
             added = ideas.get("strength", 1.0) * adjustment(y, drawn.y) if "adjusted" in ideas else 0.0
             current = cross_entropies(outputs + added, y).mean()
             replay = cross_entropies(now + added, drawn.y).mean()
             loss = current + 0.7 * replay + 0.5 * consistency
             torch.testing.assert_close(losses.replay, replay.detach(), rtol=1e-6, atol=1e-8)
             torch.testing.assert_close(losses.consistency, consistency.detach(), rtol=1e-6, atol=1e-8)
+        seen |= set(y.tolist())
         torch.testing.assert_close(losses.current, current.detach(), rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(losses.total, loss.detach(), rtol=1e-6, atol=1e-8)
         descend(reference, loss, 0.1)
@@ -73,6 +79,7 @@ def test_ten_steps(kind, replay_size, ideas):
         with torch.no_grad():
             for slow, fast in zip(average.parameters(), reference.parameters(), strict=True):
                 slow.copy_(decay * slow + (1 - decay) * fast)
+    assert bool(left_alone) == ("asymmetric" in ideas)
     # The average's weight comes from a count on the device, in float32.
     for mine, theirs in ((model, reference), (learner.average, average)):
         assert_same_state(mine, theirs, rtol=1e-6, atol=1e-7)
@@ -211,10 +218,11 @@ def test_a_refused_step_leaves_no_trace():
     learner = ballast(network("batchnorm"))
     for x, y in stream(2):
         learner.observe(x, y)
-    average = deepcopy(learner.average)
+    average, seen = deepcopy(learner.average), learner.seen.clone()
     with pytest.raises(UsageError, match="labels up to"):
         learner.observe(x, y + 9)
     assert_same_state(learner.average, average, rtol=0, atol=0)
+    assert torch.equal(learner.seen, seen)
 
 
 @pytest.mark.parametrize("setting", [("hold_features", 2.0), ("turn", 0.5)])
@@ -223,7 +231,7 @@ def test_contract_with_parts_of_its_own(setting):
     given = {"lr": 0.05, "batch_size": 8, "replay_size": 6, "alpha": 0.5, "beta": 0.5, "buffer_size": 12}
     config = RunConfig(benchmark="testing", method="ballast", settings=(setting,), **given)
     check_learner(Ballast, config)
-    assert set(ballast(features_network("mlp")).extra_state()) == {"average", "updates"}
+    assert set(ballast(features_network("mlp")).extra_state()) == {"average", "updates", "seen"}
 
 
 @pytest.mark.parametrize("ideas", [*IDEAS, {"hold_features": 1.0}, {"turn": 0.5}], ids=str)

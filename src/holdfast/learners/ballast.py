@@ -2,9 +2,10 @@
 
 A method of Holdfast's own. docs/concepts/beyond.md has what was tried beside it, and how far it comes.
 
-The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. `adjusted` is logit adjustment (Menon
-et al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step. `turn` is label
-augmentation (Lee et al., "Self-supervised label augmentation via input transformations", ICML 2020).
+The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. Two ideas keep the newest classes from
+pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `adjusted` is logit adjustment (Menon et
+al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step. `turn` is label
+augmentation, see turned.py.
 """
 
 import inspect
@@ -26,7 +27,7 @@ from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.learners.turned import TurnedClasses
 from holdfast.methods import LEARNERS
-from holdfast.models import GroupedForward, last_layer
+from holdfast.models import GroupedForward, count_outputs, last_layer
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 
@@ -47,8 +48,8 @@ class Ballast(ReplayLearner):
     is evaluated.
 
     The network prefers the newest classes, and the average lags behind on them. Both faults compensate each other if
-    `decay` suits the stream. With `adjusted` the network prefers the newest classes less, and the average can and must
-    be faster.
+    `decay` suits the stream. With `asymmetric` or `adjusted` the network prefers the newest classes less, and the
+    average can and must be faster.
 
     Options of this learner:
 
@@ -56,6 +57,7 @@ class Ballast(ReplayLearner):
     beta: weight of the distance from the average. Default: 1.
     target: "average" or "stored". Default: "average".
     decay: how slowly the average moves, 0 to 1. Default: 0.999.
+    asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it. Default: False.
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent. Default: False.
     strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
@@ -72,7 +74,7 @@ class Ballast(ReplayLearner):
     terms = ("current", "replay", "consistency", "turned")
     grows = False
     stores_outputs = True
-    own_state = ("average", "updates")
+    own_state = ("average", "updates", "seen")
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Ballast(ReplayLearner):
         beta: float = 1.0,
         target: str = "average",
         decay: float = 0.999,
+        asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
         hold_features: float = 0.0,
@@ -104,8 +107,8 @@ class Ballast(ReplayLearner):
         if turn and self.ranks is not None:
             raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.adjusted, self.strength, self.turn = adjusted, strength, turn
-        self.hold_features, self.teacher_decay = hold_features, teacher
+        self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
+        self.hold_features, self.teacher_decay, self.turn = hold_features, teacher, turn
         self.average = deepcopy(self.model).requires_grad_(False)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
@@ -117,6 +120,7 @@ class Ballast(ReplayLearner):
         plain = inspect.unwrap(self.network)
         self._plain = getattr(plain, "_orig_mod", plain)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
@@ -143,6 +147,8 @@ class Ballast(ReplayLearner):
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
             consistency = consistency + self.hold_features * self._apart(features, view, sizes)
+        if self.asymmetric:
+            outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         current, replay = self._entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
@@ -190,8 +196,10 @@ class Ballast(ReplayLearner):
         return counts
 
     def commit(self, losses: Losses) -> None:
-        """Offer the minibatch to the buffer, and let the averages follow the network."""
+        """Offer the minibatch to the buffer, remember its classes, and let the averages follow the network."""
         super().commit(losses)
+        if losses.offer is not None:
+            self.seen.index_fill_(0, losses.offer.y, True)
         self.updates += 1
         self._follow(self.average, self.decay)
         if self.teacher is not None:
