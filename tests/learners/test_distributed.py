@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast as hf
 from holdfast import checkpoint
-from holdfast.learners import Sgd
+from holdfast.learners import Ballast, Sgd
 from holdfast.rng import generator, seeded_globally
 from test_ranks import failure, told
 
@@ -200,6 +200,18 @@ def test_ordinary_batchnorm_needs_to_be_grouped_first(crew):
     for kind, message in crew.run(2, _refused, "ordinary"):
         assert kind == "UsageError"
         assert "apply holdfast.group_batchnorm to the model before wrapping it" in message
+
+
+def _turned():
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return failure(lambda: Ballast(model, optimizer, buffer_size=BUFFER, turn=1.0))
+
+
+def test_a_layer_outside_of_the_model_would_be_trained_apart(crew):
+    for kind, message in crew.run(2, _turned):
+        assert kind == "UsageError"
+        assert "turn has a layer of its own" in message
 
 
 def _replayed_with_batchnorm():
