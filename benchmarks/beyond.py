@@ -439,6 +439,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     | FEATURES_HELD
     | {"lr": 0.1},
     # Turned images are further classes.
+    "plain, turned": PLAIN | {"turn": 1.0},
     f"{ONCE}, turned": STORED | {"adjusted": True, "turn": 1.0},
     f"{ONCE}, turned, half as strongly": STORED | {"adjusted": True, "turn": 0.5},
     f"{ONCE}, turned, twice as strongly": STORED | {"adjusted": True, "turn": 2.0},
