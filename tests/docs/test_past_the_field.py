@@ -161,6 +161,19 @@ def test_what_the_page_says_of_turned_images_is_so(runs):
     best = max((row["accuracies"][0], name) for (*kind, name), row in runs.items() if kind == ["resnet18", 20])
     assert best[1].endswith("turned")
 
+    assert "<!-- few -->" in PAGE
+    few = {row["candidate"]: row["accuracies"] for row in read("few.jsonl")}
+    once = "average for evaluation only, adjusted, very fast"
+    assert all(len(values) == 2 for values in few.values())
+    for name in (once, thrice, f"{once}, jitter of all"):
+        gained = [b - a for a, b in zip(few[name], few[f"{name}, turned"], strict=True)]
+        assert all(2 < each < 6.5 for each in gained), "with each seed, by two to six points"
+    strengths = [fmean(few[f"{once}, turned{how}"]) for how in ("", ", half as strongly", ", twice as strongly")]
+    assert max(strengths) - min(strengths) < 0.5, "hardly matters"
+    assert fmean(few[f"{once}, jitter of all, turned"]) < strengths[0]
+    assert fmean(few[thrice]) < fmean(few[once]), "too much adjustment hurts here"
+    assert round(abs(few["plain"][0] - few["plain"][1])) == 19
+
 
 def test_what_the_page_says_of_regularizers_is_so(runs):
     rows = {
