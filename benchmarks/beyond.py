@@ -203,8 +203,7 @@ class Candidate(Ballast):
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), found[sum(sizes) :])
-            first, second = self._entropies(torch.split(every, sizes), torch.split(classes, sizes))
-            total = total + self.turn * (first + self.alpha * second)
+            total = total + self.turn * self._turned_loss(every, classes, sizes)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:

@@ -154,8 +154,7 @@ class Ballast(ReplayLearner):
         terms = {"current": current, "replay": replay, "consistency": consistency}
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), features[sum(sizes) :])
-            first, second = self._entropies(torch.split(every, sizes), torch.split(classes, sizes))
-            terms["turned"] = first + self.alpha * second
+            terms["turned"] = self._turned_loss(every, classes, sizes)
             total = total + self.turn * terms["turned"]
         return Losses(total, offer=offer, **terms)
 
@@ -187,6 +186,11 @@ class Ballast(ReplayLearner):
         if weights is not None:  # a turned class weighs what it weighs unturned
             weights = weights.to(outputs[0].dtype).repeat(outputs[0].shape[1] // len(weights))
         return [F.cross_entropy(each, wanted, weights) for each, wanted in zip(outputs, labels, strict=True)]
+
+    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int]) -> Tensor:
+        """Cross-entropy of the turned images, weighed as that of the others: alpha for those of the draw."""
+        observed, replayed = self._entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
+        return observed + self.alpha * replayed
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
         """1 + how often each class is among the labels, (C,)."""
