@@ -87,19 +87,7 @@ def _train(
         yield progress
         progress.epoch = 0
 
-    ready = (engine.at_full_speed or clock.last) - clock.start  # seconds until steps ran at full speed
-    rates = {"steps": progress.step, "steps_per_second": progress.step / clock.seconds["training"]}
-    return RunResult(
-        config=config,
-        matrix=matrices[0],
-        task_matrix=matrices[1],
-        untrained=torch.tensor(state.untrained, dtype=torch.float64),
-        seconds=clock.total(),
-        timing=clock.seconds | rates | {"until_full_speed": ready},
-        environment=environment(device),
-        logits=_answers(logits, exams),
-        weights={name: each.cpu().clone().contiguous() for name, each in learner.evaluated().state_dict().items()},
-    )
+    return _result(state, logits, exams)
 
 
 def _begin(state: RunState, task: Task | None, samples: int, batches: Batches) -> None:
@@ -209,6 +197,25 @@ def _exam(task: Task, outputs: int, device: torch.device) -> Exam:
     mask[list(task.classes)] = True
     images = ImageSet(task.test.images.to(device), task.test.labels.to(device))
     return Exam(images, None if mask.all() else mask.to(device))
+
+
+def _result(state: RunState, logits: list[Tensor], exams: list[Exam]) -> RunResult:
+    """What a run has found: accuracies, times, and the network that was tested, with its logits."""
+    engine, clock, progress = state.engine, state.clock, state.progress
+    rates = {"steps": progress.step, "steps_per_second": progress.step / clock.seconds["training"]}
+    ready = (engine.at_full_speed or clock.last) - clock.start  # seconds until steps ran at full speed
+    weights = engine.learner.evaluated().state_dict()
+    return RunResult(
+        config=progress.config,
+        matrix=state.matrices[0],
+        task_matrix=state.matrices[1],
+        untrained=torch.tensor(state.untrained, dtype=torch.float64),
+        seconds=clock.total(),
+        timing=clock.seconds | rates | {"until_full_speed": ready},
+        environment=environment(engine.device),
+        logits=_answers(logits, exams),
+        weights={name: each.cpu().clone().contiguous() for name, each in weights.items()},
+    )
 
 
 def _answers(logits: list[Tensor], exams: list[Exam]) -> dict[str, Tensor]:
