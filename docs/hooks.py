@@ -30,6 +30,14 @@ SPACE = "\u00a0"  # a space at which no line ends
 NUMBER = re.compile(r"\{\{([\w.-]+)(?::([\w.,+%]+))?\}\}")
 
 
+GROWTH = {
+    "average for evaluation, adjusted once": "-weight_decay0.0-strength1.0-hold_features0.0-teacher0.9995-turn0.0",
+    "adjusted thrice, with features held and weight decay": "-turn0.0",
+    "with turned images as well": "",
+}
+"""Sets of settings of `ballast`, as the names of result files have them."""
+
+
 def on_files(files: Any, config: Any) -> Any:
     """The files of the site, and the figures that were drawn of results: called by mkdocs once."""
     for figure in sorted((DOCS.parent / "results").rglob("*.svg")):
@@ -142,6 +150,15 @@ def full() -> str:
     return markdown_table(experiment, gather([DOCS.parent / "results"]))
 
 
+def growth() -> str:
+    """The accuracies of `ballast` on S-CIFAR-10 at full length with each of the sets of settings it has had."""
+    lines = ["| | buffer 200 | buffer 500 |", "|---|---:|---:|"]
+    for title, runs in GROWTH.items():
+        cells = ([fmean(row) for row in last_rows("ballast", size, runs)] for size in (200, 500))
+        lines += [f"| {title} | {' | '.join(f'{_spread(values)} ({len(values)})' for values in cells)} |"]
+    return "\n".join([*lines, ""])
+
+
 def witnesses() -> str:
     """What other papers published for S-CIFAR-10 beside ours, a row per method and buffer that was run."""
     verdicts = witness_verdicts()
@@ -212,9 +229,9 @@ def tasks() -> str:
     return "\n".join([*lines, ""])
 
 
-def last_rows(method: str, size: int) -> list[list[float]]:
-    """The accuracy on each task at the end of every S-CIFAR-10 run of a method."""
-    files = sorted((DOCS.parent / "results" / "seq-cifar10").glob(f"{method}-{size}-seed?.json"))
+def last_rows(method: str, size: int, settings: str = "") -> list[list[float]]:
+    """The accuracy on each task at the end of every S-CIFAR-10 run of a method; files are named for other settings."""
+    files = sorted((DOCS.parent / "results" / "seq-cifar10").glob(f"{method}-{size}-seed?{settings}.json"))
     return [json.loads(path.read_text("utf-8"))["accuracy_matrix"][-1] for path in files]
 
 
@@ -524,6 +541,7 @@ TABLES = {
     "few": few,
     "field": field,
     "full": full,
+    "growth": growth,
     "gains": gains,
     "lag": lag,
     "overhead": overhead,

@@ -2,9 +2,11 @@
 
 import json
 import runpy
+from math import sqrt
 from statistics import fmean, stdev
 
 import pytest
+from scipy import stats
 
 from holdfast.config import RunConfig
 from holdfast.regularizers import REGULARIZERS
@@ -229,24 +231,33 @@ def test_what_the_page_says_of_full_length_is_so():
         size: max(cell.published.mean for cell in field.cells if cell.published and cell.config.buffer_size == size)
         for size in (200, 500)
     }
-    newer = {200: (72.70, 73.38), 500: (79.42, 80.64)}
+    ours = {size: [fmean(row) for row in HOOKS["last_rows"]("ballast", size)] for size in (200, 500)}
     for size in (200, 500):
         assert accuracy["ballast", size] > published[size]
-        assert len(HOOKS["last_rows"]("ballast", size)) == 3
-        assert all(1 < each - accuracy["ballast", size] < 4 for each in newer[size]), "one to four points below them"
-        assert all(f"{each:.1f}" in PAGE for each in newer[size])
-    for size, seeds, told in ((200, 2, "67.3 (two seeds)"), (500, 1, "73.8 (one)")):
-        first = sorted((ROOT / "results" / "seq-cifar10").glob(f"ballast-{size}-seed?-weight_decay0.0-strength1.0-*"))
-        values = [json.loads(path.read_text("utf-8"))["accuracy"] for path in first]
-        assert len(values) == seeds
-        assert f"{fmean(values):.1f}" == told.split()[0]
-        assert told in PAGE
+        assert len(ours[size]) == 3
+    assert "**`ballast` has {:.1f} and {:.1f}**".format(*map(fmean, ours.values())) in PAGE
+    newer = {200: (72.70, 73.38), 500: (79.42, 80.64)}
+    assert all(f"{each:.1f}" in PAGE for both in newer.values() for each in both)
+    assert max(newer[200]) < fmean(ours[200]), "more than both with 200"
+    assert min(newer[500]) < fmean(ours[500]) < max(newer[500]), "between them with 500"
+    for size, others in newer.items():
+        low, high = stats.t.interval(0.95, 2, fmean(ours[size]), stdev(ours[size]) / sqrt(3))
+        assert all(low < each < high for each in others), "may be chance"
+
+    assert "<!-- growth -->" in PAGE
+    sets = list(HOOKS["GROWTH"].values())
     for size in (200, 500):
-        ours, theirs = (
+        rows = [HOOKS["last_rows"]("ballast", size, each) for each in sets]
+        *_, before, after = ([fmean(row) for row in each] for each in rows)
+        gained = [b - a for a, b in zip(before, after, strict=True)]
+        assert round(fmean(gained)) == 3, "three points with both buffers"
+        assert min(gained) > 0, "each of six pairs"
+    for size in (200, 500):
+        mine, theirs = (
             [fmean(column) for column in zip(*HOOKS["last_rows"](method, size), strict=True)]
             for method in ("ballast", "mse")
         )
-        assert 0 < ours[-1] - fmean(ours[:-1]) < theirs[-1] - fmean(theirs[:-1]), "prefers the newest, less than mse"
+        assert 0 < mine[-1] - fmean(mine[:-1]) < theirs[-1] - fmean(theirs[:-1]), "prefers the newest, less than mse"
     assert "<!-- full -->" in PAGE
     assert "<!-- tasks -->" in PAGE
 
