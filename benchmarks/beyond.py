@@ -38,10 +38,11 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.averages import follow
-from holdfast.learners.ballast import Ballast
+from holdfast.learners.ballast import Ballast, seen_by
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.turned import TurnedClasses
 from holdfast.methods import LEARNERS, REGULARIZERS
 from holdfast.models import MODELS, ResNet18, evaluating, features, last_layer
 from holdfast.nested import Nested, concat, rows, split
@@ -59,7 +60,11 @@ MODELS.register("narrow", "resnet18 with an eighth of the channels, for CPUs")(p
 
 
 FINAL = {*settings_of(LEARNERS["ballast"]), "balanced"}
-CHOICES = {"statistics": ("own", "buffer"), "mix": ("none", "mixup", "cutmix")}
+CHOICES = {
+    "statistics": ("own", "buffer"),
+    "mix": ("none", "mixup", "cutmix"),
+    "looks": ("once", "mirrored", "angles"),
+}
 
 
 @LEARNERS.register("beyond", "replay with any of the ideas of benchmarks/beyond.py")
@@ -83,6 +88,8 @@ class Candidate(Ballast):
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent.
     strength: how many times `adjusted` adds that logarithm.
+    recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. With many classes,
+        most are absent from a single step, and 1 / (1 - recall) steps tell better how frequent they are.
     mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
         the same shares. The averaged network sees the samples unmixed.
     jitter: how strongly drawn images are cropped, scaled and recoloured for the network, 0 to 1. The averaged network
@@ -96,6 +103,9 @@ class Candidate(Ballast):
         the same average.
     anchor: how far the network's weights move towards the teacher's after each step, 0 to 1.
     turn: weight of the cross-entropy of turned images, as in Ballast.
+    looks: how the evaluated network looks at images: "once"; "mirrored" to answer with the mean of its outputs for an
+        image and for its mirror image; "angles" for the mean over four right angles of its outputs for the classes at
+        that angle.
     limit: upper limit for the norm of the gradient, so that new classes cannot move the network far at once. 0: none.
     contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
         jittered one: features of one class shall point one way. The network needs `features(x)`.
@@ -117,6 +127,7 @@ class Candidate(Ballast):
         asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
+        recall: float = 0.0,
         mix: str = "none",
         jitter: float = 0.0,
         jitter_all: bool = False,
@@ -127,16 +138,17 @@ class Candidate(Ballast):
         anchor: float = 0.0,
         limit: float = 0.0,
         turn: float = 0.0,
+        looks: str = "once",
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength, "turn": turn}
         ideas |= {"hold_features": hold_features, "teacher": teacher}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
-        for name, value in (("statistics", statistics), ("mix", mix)):
+        for name, value in (("statistics", statistics), ("mix", mix), ("looks", looks)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold, contrast=contrast, limit=limit)
-        check_shares(jitter=jitter, refresh=refresh, anchor=anchor)
+        check_shares(jitter=jitter, refresh=refresh, anchor=anchor, recall=recall)
         if not decay and (target == "average" or hold or refresh):
             raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and refresh=0.')
         if hold_features and not teacher:
@@ -144,6 +156,14 @@ class Candidate(Ballast):
         if contrast and (hold_features or turn):
             raise UsageError("contrast shows the images once more: give neither hold_features nor turn.")
         self.regularizer, self.statistics, self.mix = REGULARIZERS[regularizer], statistics, mix
+        self.recall, classes = recall, len(self.seen)
+        sizes = (classes, 4 * classes) if recall else ()  # of classes, and of classes at angles
+        self.recalled = {size: torch.zeros(size, device=self.device) for size in sizes}
+        self._recalling: dict[int, Tensor] = {}
+        if looks == "angles" and not turn:
+            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
+        self.looks = looks
+        self.turned_average = deepcopy(self.turned) if looks == "angles" else None
         self.refresh, self._fresh = refresh, None
         self.nearest = deepcopy(self.average) if nearest else None
         self.jitter, self.jitter_all, self.hold, self.contrast = jitter, jitter_all, hold, contrast
@@ -206,6 +226,16 @@ class Candidate(Ballast):
             total = total + self.turn * self._turned_loss(every, classes, sizes)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
+    @torch.no_grad()
+    def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
+        """1 + how often each class is among the labels; with `recall`, also among those of earlier steps."""
+        counts = super()._counts(outputs, *labels)
+        if not self.recall:
+            return counts
+        recalled = self.recall * self.recalled[len(counts)] + (counts - 1)
+        self._recalling[len(counts)] = recalled
+        return 1 + recalled.to(counts.dtype)
+
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The outputs for a minibatch and a draw, and supervised contrast between each and a second view of it."""
         views = [*views, *(jittered(each, self.jitter, self.generator) for each in views)]
@@ -238,14 +268,29 @@ class Candidate(Ballast):
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)
+        for size, recalled in self._recalling.items():
+            self.recalled[size].copy_(recalled)
+        if self.turned_average is not None:
+            limit = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
+            follow(self.turned_average, self.turned, 1 - limit)
         if self.anchor:
             follow(self.model, self.teacher, torch.full((), self.anchor, device=self.device))
 
     def extra_state(self) -> dict[str, Any]:
-        """As in Ballast, and the random numbers of mixtures and jitter."""
-        return super().extra_state() | {"generator": self.generator}
+        """As in Ballast, and the random numbers of mixtures and jitter, counts, and the average of the turned layer."""
+        found = super().extra_state() | {"generator": self.generator}
+        found |= {f"recalled {size}": counts for size, counts in self.recalled.items()}
+        return found if self.turned_average is None else found | {"turned average": self.turned_average}
 
     def evaluated(self) -> nn.Module:
+        """The network that answers, which may look at an image more than once."""
+        if self.looks == "mirrored":
+            return Mirrored(self._steady())
+        if self.turned_average is not None:
+            return AtAllAngles(self._steady(), self.turned_average)
+        return self._steady()
+
+    def _steady(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
         if not self.decay:
             return self.model
@@ -257,6 +302,34 @@ class Candidate(Ballast):
         stored = self.buffer.contents()
         answer_nearest(self.nearest, getattr(self.augment, "normalize", self.augment)(stored.x), stored.y)
         return self.nearest
+
+
+class Mirrored(nn.Module):
+    """Answers with the mean of a network's outputs for an image (B, C, H, W) and for its mirror image."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, view: Tensor) -> Tensor:
+        return (self.network(view) + self.network(view.flip(3))) / 2
+
+
+class AtAllAngles(nn.Module):
+    """Answers with the mean, over four right angles, of the outputs for the classes of an image at that angle."""
+
+    def __init__(self, network: nn.Module, turned: TurnedClasses) -> None:
+        super().__init__()
+        self.network, self.turned = network, turned
+
+    def forward(self, view: Tensor) -> Tensor:
+        outputs = []
+        for angle in range(4):
+            with seen_by(last_layer(self.network)) as seen:
+                straight = self.network(view.rot90(angle, (2, 3)))
+            every = self.turned.complete(straight, torch.cat(seen))
+            outputs.append(every.unflatten(1, (4, self.turned.classes))[:, angle])
+        return torch.stack(outputs).mean(0)
 
 
 def mixup(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -362,7 +435,9 @@ JITTER_ALL = {"jitter": 0.4, "jitter_all": True}
 HELD, FEATURES_HELD = {"hold": 5.0, "teacher": 0.9995}, {"hold_features": 5.0, "teacher": 0.9995}
 CUTMIX, MIXUP = {"mix": "cutmix"}, {"mix": "mixup"}
 ONCE = "average for evaluation only, adjusted, very fast"
-KEPT = "average for evaluation only, adjusted thrice, very fast, features held by a slow teacher"
+MORE = "average for evaluation only, adjusted thrice, very fast"
+KEPT = f"{MORE}, features held by a slow teacher"
+KEPT_WELL = THRICE | FEATURES_HELD | {"weight_decay": 5e-4}
 ALL = "average for evaluation only, adjusted thrice, very fast, jitter of all, features held by a slow teacher"
 CANDIDATES: dict[str, dict[str, Any]] = {
     "average as target": STEADY,
@@ -443,8 +518,19 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     f"{ONCE}, turned, half as strongly": STORED | {"adjusted": True, "turn": 0.5},
     f"{ONCE}, turned, twice as strongly": STORED | {"adjusted": True, "turn": 2.0},
     f"{ONCE}, jitter of all, turned": STORED | {"adjusted": True, "turn": 1.0} | JITTER_ALL,
+    **{
+        f"{name}, turned, {told}": STORED | strength | {"turn": 1.0, "looks": looks}
+        for looks, told in (("mirrored", "seen mirrored as well"), ("angles", "seen at all angles"))
+        for name, strength in ((ONCE, adjusted(1)), (MORE, THRICE), (f"{KEPT}, weight decay", KEPT_WELL))
+    },
+    # Where there are many classes, a single step hardly tells how frequent each is.
+    **{
+        f"average for evaluation only, adjusted{strength}, very fast, features held by a slow teacher, weight decay, "
+        f"turned{told}": STORED | KEPT_WELL | adjusted(times) | {"turn": 1.0} | recall
+        for times, strength in ((1, ""), (3, " thrice"))
+        for recall, told in (({}, ""), ({"recall": 0.9}, ", counted over ten steps"))
+    },
     f"{KEPT}, turned": STORED | THRICE | FEATURES_HELD | {"turn": 1.0},
-    f"{KEPT}, weight decay, turned": STORED | THRICE | FEATURES_HELD | {"weight_decay": 5e-4, "turn": 1.0},
     "average for evaluation only, adjusted thrice, very fast, turned": STORED | THRICE | {"turn": 1.0},
     f"{KEPT}, weight decay": STORED | THRICE | FEATURES_HELD | {"weight_decay": 5e-4},
     f"{KEPT}, three times as strongly": STORED | THRICE | FEATURES_HELD | {"hold_features": 15.0},
