@@ -13,7 +13,17 @@ def test_namesakes_are_told_apart_by_what_differs_and_nothing_else():
     found = variants(
         [run("er", lr=0.1), run("er", lr=0.2), run("l2", lr=0.2, options=(("p", 3.0),)), run("l2", lr=0.2)]
     )
-    assert [variant.label for variant in found] == ["er, lr 0.1", "er, lr 0.2", "l2, p=3", "l2, no options"]
+    assert [variant.label for variant in found] == ["er, lr 0.1", "er, lr 0.2", "l2, p=3", "l2"]
+
+
+def test_of_a_method_s_own_settings_only_those_that_differ_are_told():
+    usual = (("adjusted", True), ("target", "stored"))
+    found = variants([run("ballast", settings=more) for more in (usual, (*usual, ("turn", 1.0)), usual[:1])])
+    assert {variant.label for variant in found} == {
+        "ballast",
+        "ballast, target=stored",
+        "ballast, target=stored, turn=1",
+    }
 
 
 def test_comparisons_part_buffers_and_settings_and_share_methods_without_a_buffer():

@@ -1,5 +1,6 @@
 import sys
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
@@ -36,6 +37,13 @@ def test_html_goes_to_a_file(report, tmp_path):
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
     save(PAPER[0], tmp_path / "one")
     assert "1 result -> report.html" in report("one")[2]
+
+
+def test_the_results_of_this_repository_make_a_page(report, tmp_path):
+    """They have runs with settings of their own, more than any made-up results."""
+    code, _, err = report(str(Path(__file__).parents[2] / "results"))
+    assert code == 0, err
+    assert "ballast, weight decay 0.0005, hold_features=5" in (tmp_path / "report.html").read_text()
 
 
 def test_analyses_are_there_unless_they_would_take_long(report, tmp_path, monkeypatch):

@@ -113,20 +113,24 @@ def _labels(configs: Sequence[RunConfig]) -> dict[RunConfig, str]:
         by_method[config.method].append(config)
     labels = {}
     for method, namesakes in by_method.items():
-        differing = [
-            field.name
-            for field in fields(RunConfig)
-            if field.name != "seed" and len({getattr(config, field.name) for config in namesakes}) > 1
-        ]
-        for config in namesakes:
-            labels[config] = ", ".join([method, *(_setting(name, getattr(config, name)) for name in differing)])
+        told = {config: _settings(config) for config in namesakes}
+        names = dict.fromkeys(name for texts in told.values() for name in texts)
+        differing = [name for name in names if len({texts.get(name) for texts in told.values()}) > 1]
+        for config, texts in told.items():
+            labels[config] = ", ".join([method, *(texts[name] for name in differing if name in texts)])
     return labels
 
 
-def _setting(name: str, value: object) -> str:
-    if isinstance(value, tuple):
-        return " ".join(f"{key}={number:g}" for key, number in value) or "no options"
-    return f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
+def _settings(config: RunConfig) -> dict[str, str]:
+    """What a label may say of a config: a text for each setting, and for those of its method that are not the usual."""
+    own = ("options", "settings")
+    shared = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ("seed", *own)}
+    texts = {name: f"{name.replace('_', ' ')} {_value(value)}" for name, value in shared.items()}
+    return texts | {name: f"{name}={_value(value)}" for name, value in (*config.options, *config.settings)}
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
