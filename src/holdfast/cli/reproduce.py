@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table as Grid
 
 from holdfast import data as datasets
 from holdfast import experiments
@@ -17,14 +15,15 @@ from holdfast.analysis import CorruptedImages
 from holdfast.benchmarks import required_data
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
+from holdfast.cli.verdicts import show_table
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device
 from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
 from holdfast.errors import DataError, HoldfastError, UsageError
-from holdfast.experiments import JUDGED, ROBUSTNESS, Experiment, Results, Stored, Table, find_experiment, load_results
+from holdfast.experiments import ROBUSTNESS, Experiment, Results, Stored, Table, find_experiment, load_results
 from holdfast.registry import unknown_name
 from holdfast.report import write_table_figures
-from holdfast.report.tables import Block, CellText, blocks, derived_blocks, table_json
+from holdfast.report.tables import table_json
 from holdfast.report.text import duration
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.sweep.forecast import Forecast
@@ -113,7 +112,7 @@ def reproduce_command(
             told = {**table_json(made), "runs": {**counts, "left": summary.left}, "figures": list(map(str, figures))}
             print(json.dumps(told))
         else:
-            _show(made)
+            show_table(made)
         if figures:
             tell(f"figures: {', '.join(path.name for path in figures)} in {figures[0].parent}")
     _conclude(summary)
@@ -231,55 +230,6 @@ def _span(told: Forecast, missing: list[RunConfig]) -> str:
         return "not known"
     guess = "about " if told.guessed else ""
     return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")
-
-
-def _show(made: Table) -> None:
-    """Show the table block by block, then how it agrees with the paper, and the claims."""
-    tell(f"{made.experiment.title} ({made.experiment.source})", output)
-    for block in (*blocks(made), *derived_blocks(made)):
-        output.print(_grid(block))
-    agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
-    tell(
-        "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
-        f"{agree} cells agree, {differ} differ, {undecided} are open, {missing} have no run. A cell agrees (✓) if the "
-        "90 % interval of the difference of means lies inside ±2 points, or ±0.04 for probabilities. It differs (✗) if "
-        "the interval lies outside, or if our runs scatter ten times as widely as the published ones. Otherwise, and "
-        "with fewer than 3 runs, it is open (?).",
-        output,
-    )
-    for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
-        tell(note, output)
-    for verdict in made.verdicts:
-        if verdict.status == "differs":
-            place = f"{verdict.cell.group}, {verdict.cell.row}, {verdict.cell.column}"
-            tell(f"differs: {place}: {verdict.reason}", output)
-    for lean in made.leans:
-        tell(f"{lean.column}: {lean.reason}", output)
-    for claim in experiments.claims(made.verdicts):
-        if claim.checks:
-            tell(f"claim {claim.name}: {claim.outcome} (published: {claim.published_outcome})", output)
-            for where, numbers, _ in claim.exceptions:
-                tell(f"  except {where}: {numbers}", output)
-
-
-def _grid(block: Block) -> Grid:
-    """A block for the terminal: our numbers above the published ones."""
-    grid = Grid("", *block.columns, title=block.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in grid.columns[1:]:
-        column.justify = "right"
-    for name, cells in block.rows:
-        grid.add_row(name, *map(_text, cells))
-    if block.footer:
-        grid.add_section()
-        grid.add_row("tau", *block.footer)
-    return grid
-
-
-def _text(cell: CellText) -> str:
-    """Our number above the published one; a tick agrees, a cross differs, a question mark is open."""
-    color = {"agrees": "green", "differs": "red"}.get(cell.status, "none")
-    ours = f"{cell.ours} [{color}]{cell.mark}[/{color}]" if cell.status in JUDGED else cell.ours or cell.mark
-    return f"{ours}\n[dim]{cell.published}[/dim]" if cell.published else ours
 
 
 def _conclude(summary: SweepSummary) -> None:

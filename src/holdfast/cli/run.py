@@ -14,7 +14,7 @@ from rich.table import Table
 
 from holdfast import checkpoint, results
 from holdfast import data as datasets
-from holdfast.benchmarks import BENCHMARKS, make_benchmark
+from holdfast.benchmarks import BENCHMARKS, Benchmark, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device
@@ -86,23 +86,8 @@ def run_command(
             tell(f"this run takes about {duration(expected)} on {where}" + ("" if resume else "; see --resume"))
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
-        try:
-            with _watching(config, log or []) as on_step:
-                found = run(
-                    config,
-                    stream,
-                    device=device,
-                    threads=threads,
-                    on_step=on_step,
-                    checkpoint=state if resume else None,
-                    every=checkpoint_every,
-                )
-        except KeyboardInterrupt as stop:
-            again = f"holdfast {shlex.join(sys.argv[1:])}"
-            tell(str(stop) or f"stopped. Nothing of this run is saved. One that can be continued: {again} --resume")
-            if resume and state.exists():
-                tell(f"To continue: {again}")
-            raise typer.Exit(130) from None
+        how: dict[str, Any] = {"device": device, "threads": threads, "every": checkpoint_every}
+        found = _carry_out(config, stream, log or [], state if resume else None, how)
         safe = _save(found, out)
     if safe:
         checkpoint.discard(state)
@@ -128,6 +113,21 @@ def make_config(benchmark: str, method: str, given: dict[str, Any], settings: li
     if "buffer_size" in given and config.buffer_size is None:
         raise UsageError(f"method '{method}' stores no samples: leave out --buffer-size.")
     return config
+
+
+def _carry_out(
+    config: RunConfig, stream: Benchmark, log: list[str], state: Path | None, how: dict[str, Any]
+) -> results.RunResult:
+    """The run, shown and logged; Ctrl-C ends the command and says how to continue the run, which writes its `state`."""
+    try:
+        with _watching(config, log) as on_step:
+            return run(config, stream, on_step=on_step, checkpoint=state, **how)
+    except KeyboardInterrupt as stop:
+        again = f"holdfast {shlex.join(sys.argv[1:])}"
+        tell(str(stop) or f"stopped. Nothing of this run is saved. One that can be continued: {again} --resume")
+        if state is not None and state.exists():
+            tell(f"To continue: {again}")
+        raise typer.Exit(130) from None
 
 
 def _save(result: results.RunResult, out: Path) -> bool:
