@@ -18,6 +18,7 @@ second, {gpu_runs:.0f} runs together {gpu_together:.0f}, where the authors' code
 """
 FIELD = """### The field
 The methods of other papers in the same laboratory; mse is DER++. [What each stores and costs](docs/concepts/field.md).
+ballast is [our own](docs/concepts/beyond.md): it needs no task boundaries and one draw a step.
 """
 
 

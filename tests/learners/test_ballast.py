@@ -148,8 +148,8 @@ def turned_by(image, turns):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
-@pytest.mark.parametrize("adjusted", [False, True])
-def test_turned_images_are_further_classes(kind, adjusted):
+@pytest.mark.parametrize("idea", ["", "adjusted", "asymmetric"])
+def test_turned_images_are_further_classes(kind, idea):
     """Ten steps against a network with outputs for every class at every angle; images are turned one by one."""
     model = features_network(kind)
     reference = features_network("mlp" if kind == "mlp" else "batchnorm")
@@ -157,21 +157,26 @@ def test_turned_images_are_further_classes(kind, adjusted):
     weights = torch.linspace(0.5, 2.0, CLASSES, dtype=torch.float64)
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
-    options = {"turn": 0.4, "target": "stored", "adjusted": adjusted, "class_weights": weights}
-    learner = ballast(model, **options)
+    learner = ballast(model, turn=0.4, target="stored", class_weights=weights, **({idea: True} if idea else {}))
     buffer, numbers = record(learner), torch.Generator().set_state(learner.turned.generator.get_state())
+    seen = set()
 
     def mean(outputs, labels, everything):
         every = [label for each in everything for label in each]
-        counts = [math.log(1 + every.count(number)) if adjusted else 0.0 for number in range(outputs.shape[1])]
-        logs = (outputs + torch.tensor(counts, dtype=torch.float64)).log_softmax(1)
+        more = [0.0] * outputs.shape[1]
+        if idea == "adjusted":
+            more = [math.log(1 + every.count(number)) for number in range(outputs.shape[1])]
+        elif idea == "asymmetric" and labels is everything[0]:
+            absent = seen - {label % CLASSES for label in labels}
+            more = [-math.inf if number % CLASSES in absent else 0.0 for number in range(outputs.shape[1])]
+        logs = (outputs + torch.tensor(more, dtype=torch.float64)).log_softmax(1)
         heavy = [float(weights[label % CLASSES]) for label in labels]
         return -sum(w * row[label] for w, row, label in zip(heavy, logs, labels, strict=True)) / sum(heavy)
 
     for step, (x, y) in enumerate(stream(10)):
         losses = learner.observe(x, y)
         if step == 0:
-            loss = mean(reference(x), y.tolist(), [])
+            loss = mean(reference(x), y.tolist(), [[]])
         else:
             drawn = buffer.draws[-1]
             parts, labels = [x, drawn.x], [y.tolist(), drawn.y.tolist()]
@@ -189,6 +194,7 @@ def test_turned_images_are_further_classes(kind, adjusted):
                 every = torch.cat([reference.classifier(found), layer(found)], 1)
                 loss = loss + 0.4 * weight * mean(every, wanted, classes)
         torch.testing.assert_close(losses.total, loss.detach(), rtol=1e-6, atol=1e-8)
+        seen.update(y.tolist())
         descend(nn.ModuleList([reference, layer] if step else [reference]), loss, 0.1)
     assert layer.weight.any()
     for mine, theirs in zip(learner.turned.parameters(), layer.parameters(), strict=True):

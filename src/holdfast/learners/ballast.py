@@ -147,8 +147,6 @@ class Ballast(ReplayLearner):
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
             consistency = consistency + self.hold_features * self._apart(features, view, sizes)
-        if self.asymmetric:
-            outputs = outputs.masked_fill(self.seen.index_fill(0, y, False), -1e9)
         current, replay = self._entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
@@ -178,7 +176,11 @@ class Ballast(ReplayLearner):
         return torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
 
     def _entropies(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-        """The cross-entropy of each part of a step, adjusted by how often the step has each class."""
+        """The cross-entropy of minibatch and draw, with what keeps the classes of the minibatch from winning."""
+        if self.asymmetric:  # a turned class is absent where the class itself is
+            absent = self.seen.index_fill(0, labels[0] % len(self.seen), False)
+            alone = outputs[0].masked_fill(absent.repeat(outputs[0].shape[1] // len(absent)), -1e9)
+            outputs = [alone, *outputs[1:]]
         if self.adjusted:
             advantage = self.strength * self._counts(outputs[0], *labels).log()
             outputs = [each + advantage for each in outputs]
