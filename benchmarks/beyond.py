@@ -530,6 +530,9 @@ CANDIDATES: dict[str, dict[str, Any]] = {
         for times, strength in ((1, ""), (3, " thrice"))
         for recall, told in (({}, ""), ({"recall": 0.9}, ", counted over ten steps"))
     },
+    "average for evaluation only, asymmetric, very fast, features held by a slow teacher, weight decay, turned": STORED
+    | FEATURES_HELD
+    | {"weight_decay": 5e-4, "asymmetric": True, "turn": 1.0},
     f"{KEPT}, turned": STORED | THRICE | FEATURES_HELD | {"turn": 1.0},
     "average for evaluation only, adjusted thrice, very fast, turned": STORED | THRICE | {"turn": 1.0},
     f"{KEPT}, weight decay": STORED | THRICE | FEATURES_HELD | {"weight_decay": 5e-4},
