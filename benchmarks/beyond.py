@@ -142,13 +142,13 @@ class Candidate(Ballast):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength, "turn": turn}
-        ideas |= {"hold_features": hold_features, "teacher": teacher}
+        ideas |= {"hold_features": hold_features, "teacher": teacher} if hold_features else {}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix), ("looks", looks)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold, contrast=contrast, limit=limit)
-        check_shares(jitter=jitter, refresh=refresh, anchor=anchor, recall=recall)
+        check_shares(teacher=teacher, jitter=jitter, refresh=refresh, anchor=anchor, recall=recall)
         if not decay and (target == "average" or hold or refresh):
             raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and refresh=0.')
         if hold_features and not teacher:
@@ -171,7 +171,7 @@ class Candidate(Ballast):
             self.teacher = deepcopy(self.average)
         if anchor and not teacher:
             raise UsageError("anchor needs a teacher.")
-        self.anchor, self.clip = anchor, limit or self.clip
+        self.teacher_decay, self.anchor, self.clip = teacher, anchor, limit or self.clip
         self.generator = generator(self.seed, "jitter", self.device)
 
     def compute_losses(self, x: Nested, y: Tensor) -> Losses:

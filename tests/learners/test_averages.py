@@ -1,9 +1,11 @@
-"""Averaged networks that are evaluated are in the mode of the network that is trained, whatever was done to them."""
+"""Averaged networks are in the mode of the network that is trained, whatever was done to them, and move."""
 
 import pytest
 import torch
+from torch import nn
 
-from holdfast.learners import Ballast, ClsEr, Esmer
+from holdfast.errors import UsageError
+from holdfast.learners import AsymmetricReplay, Ballast, ClsEr, Esmer
 from learners.conftest import Convolutions, stream
 
 
@@ -35,3 +37,34 @@ def test_frozen_parts_stay_frozen():
         learner.observe(x, y)
     assert not learner.average.norm.training
     assert learner.average.norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("kind", [Ballast, ClsEr, Esmer])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_an_average_would_stand_still(kind, dtype):
+    model = Convolutions().to(dtype)
+    with pytest.raises(UsageError, match='keep the model in float32, and give precision="bfloat16"'):
+        kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20)
+    kind(
+        model,
+        torch.optim.SGD(model.requires_grad_(False).classifier.float().requires_grad_().parameters()),
+        buffer_size=20,
+    )
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.last(self.first(x[..., None]).relu().mean(1))
+
+
+@pytest.mark.parametrize(("kind", "options"), [(AsymmetricReplay, {}), (Ballast, {"asymmetric": True})])
+def test_classes_that_will_not_be_stored_are_seen_as_well(kind, options):
+    """With padding, only samples that will be stored are made ready for the buffer."""
+    model = Mean()
+    learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=2, padding={"x": 0.0}, **options)
+    learner.observe(torch.rand(12, 5) + 0.1, torch.arange(12) % 6)
+    assert learner.seen.all()

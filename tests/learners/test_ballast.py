@@ -256,6 +256,7 @@ def test_it_remembers_what_sgd_forgets(ideas):
         ({"turn": -1.0}, "turn must be a finite number of at least 0"),
         ({"teacher": -0.5}, "teacher must lie between 0 and 1"),
         ({"strength": 2.0}, "strength belongs to adjusted=True"),
+        ({"teacher": 0.9}, "teacher belongs to hold_features"),
         ({"hold_features": 1.0, "beta": 0.0}, "nothing would be held"),
         ({"target": "mean"}, "unknown target 'mean'"),
         ({"decay": 1.1}, "decay must lie between 0 and 1, not at 1.1"),
@@ -302,3 +303,64 @@ def test_a_model_that_does_not_use_its_last_layer_is_told():
     with pytest.raises(UsageError, match="once a sample"):
         learner.observe(x, y)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+class Centred(nn.Module):
+    """Works in place on what it is given, or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place, self.first, self.last = in_place, nn.Linear(36, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        centred = x.sub_(0.5) if self.in_place else x - 0.5
+        return self.last(self.first(centred.flatten(1)).relu())
+
+
+@pytest.mark.parametrize("idea", [{}, {"hold_features": 1.0}, {"turn": 0.5, "hold_features": 1.0}], ids=str)
+def test_a_model_may_work_in_place_on_its_input(idea):
+    found = []
+    for in_place in (False, True):
+        torch.manual_seed(1)
+        learner = ballast(Centred(in_place).double(), **idea)
+        for x, y in stream(4):
+            learner.observe(x, y)
+        found.append(learner.average)
+    assert_same_state(*found, rtol=0, atol=0)
+
+
+class Twice(nn.Module):
+    """One BatchNorm is called twice, so that a first pass for all minibatches is taken back."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(36, 8), nn.Linear(8, 8)
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        found = self.norm(self.first(x.flatten(1))).relu()
+        return self.last(self.norm(self.second(found)).relu())
+
+
+@pytest.mark.parametrize("idea", [{"hold_features": 1.0}, {"turn": 0.5}], ids=str)
+def test_features_of_a_pass_that_is_taken_back_do_not_count(idea):
+    found = []
+    for convert in (lambda model: model, group_batchnorm):
+        torch.manual_seed(1)
+        model = convert(Twice().double())
+        learner = ballast(model, **idea)
+        images = torch.randn(4, 8, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        for x in images:
+            learner.observe(x, torch.arange(8) % CLASSES)
+        found.append(model)
+    assert_same_state(*found, rtol=0, atol=0)
+
+
+def test_a_refused_step_draws_no_angles():
+    learner = ballast(Convolutions().double(), turn=0.5)
+    for x, y in stream(2):
+        learner.observe(x, y)
+    before = learner.turned.generator.get_state()
+    with pytest.raises(UsageError, match="labels up to"):
+        learner.observe(x, y + 9)
+    assert torch.equal(learner.turned.generator.get_state(), before)

@@ -1,11 +1,25 @@
 """Averages of a network that follow it slowly, for the methods that compare it with one or evaluate one."""
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 
+from holdfast.errors import UsageError
 from holdfast.pure import pure
 
-__all__ = ["follow", "keep_mode"]
+__all__ = ["averaged", "follow", "keep_mode"]
+
+
+def averaged(model: nn.Module) -> nn.Module:
+    """A copy of the model that can follow it: in 16 bits, slow moves would be rounded to none."""
+    coarse = {each.dtype for each in model.parameters() if each.requires_grad and torch.finfo(each.dtype).bits < 32}
+    if coarse:
+        raise UsageError(
+            f"an average of weights in {', '.join(map(str, coarse))} would stand still: keep the model in float32, and "
+            'give precision="bfloat16" to compute in bfloat16.'
+        )
+    return deepcopy(model).requires_grad_(False)
 
 
 def keep_mode(model: nn.Module, *averages: nn.Module) -> None:

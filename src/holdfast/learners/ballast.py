@@ -9,7 +9,7 @@ augmentation, see turned.py.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Unpack
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.averages import follow, keep_mode
+from holdfast.learners.averages import averaged, follow, keep_mode
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -28,12 +28,14 @@ from holdfast.learners.replay import ReplayLearner
 from holdfast.learners.turned import TurnedClasses
 from holdfast.methods import LEARNERS
 from holdfast.models import GroupedForward, count_outputs, last_layer
-from holdfast.nested import Nested, concat, rows, split
+from holdfast.nested import Nested, concat, rows, split, transform
 from holdfast.registry import unknown_name
 
 __all__ = ["Ballast"]
 
 TARGETS = ("average", "stored")
+TEACHER = 0.9995
+"""How slowly the teacher moves if nothing else is said."""
 
 
 @LEARNERS.register("ballast", "replay, held to one averaged network, which is evaluated")
@@ -89,7 +91,7 @@ class Ballast(ReplayLearner):
         adjusted: bool = False,
         strength: float = 1.0,
         hold_features: float = 0.0,
-        teacher: float = 0.9995,
+        teacher: float = TEACHER,
         turn: float = 0.0,
         **shared: Unpack[ReplayOptions],
     ) -> None:
@@ -104,12 +106,14 @@ class Ballast(ReplayLearner):
             raise UsageError("strength belongs to adjusted=True: give both, or leave it out.")
         if hold_features and not beta:
             raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
+        if teacher != TEACHER and not hold_features:
+            raise UsageError("teacher belongs to hold_features: give both, or leave it out.")
         if turn and self.ranks is not None:
             raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
         self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
         self.hold_features, self.teacher_decay, self.turn = hold_features, teacher, turn
-        self.average = deepcopy(self.model).requires_grad_(False)
+        self.average = averaged(self.model)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
         self.turned = TurnedClasses(self.model, self.seed) if turn else None
@@ -127,6 +131,9 @@ class Ballast(ReplayLearner):
         """The weights, and the size of the draw: that of a run's replay batch."""
         return {"alpha": config.alpha, "beta": config.beta, "replay_size": config.replay_size}
 
+    def plan(self, x: Nested, y: Nested) -> None:
+        """None: the classes of all samples are remembered, also of those that will not be stored."""
+
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy of the minibatch and of a draw, and the distance from the average on the draw."""
         if not self.buffer.stored:
@@ -135,8 +142,10 @@ class Ballast(ReplayLearner):
         labels, sizes = [y, drawn.y], [rows(y), rows(drawn.y)]
         view = self.view(x, drawn.x)
         keep_mode(self.model, self.average, *([] if self.teacher is None else [self.teacher]))
+        # Each network gets images of its own: it may work in place on them.
         with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
-            steady = self.forward(split(view, sizes)[1], self.average)
+            steady = self.forward(transform(torch.clone, split(view, sizes)[1]), self.average)
+        taught = view if self.teacher is None else transform(torch.clone, view)
         images = [view]
         if self.turned is not None:
             turned, classes = self.turned.turn(view, torch.cat(labels))
@@ -146,7 +155,7 @@ class Ballast(ReplayLearner):
         offer = self.offer(x, y, outputs)
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
-            consistency = consistency + self.hold_features * self._apart(features, view, sizes)
+            consistency = consistency + self.hold_features * self._apart(features, taught, sizes)
         current, replay = self._entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
@@ -160,20 +169,34 @@ class Ballast(ReplayLearner):
         """The outputs for each part of a view and, if they are needed, the features of all, (rows, D)."""
         if self.teacher is None and self.turned is None:
             return self.forward_parts(view, sizes), torch.empty(0)
-        with seen_by(last_layer(self._plain)) as seen:
-            outputs = self.forward_parts(view, sizes, network=lambda part: self.answer(part, self._plain))
-        if sum(map(len, seen)) != sum(sizes):
-            self.refuse(UsageError("hold_features and turn need a model that calls its last nn.Linear once a sample."))
-        return outputs, widen(torch.cat(seen)).flatten(1)
+        features: list[Tensor] = []
+        outputs = self.forward_parts(view, sizes, network=self._noting(self._plain, features))
+        return outputs, _last(features, sizes)
 
     def _apart(self, features: Tensor, view: Nested, sizes: Sequence[int]) -> Tensor:
         """How far the features of a view are turned away from the teacher's: 1 - cosine."""
         assert self._teach is not None
-        with torch.no_grad(), self.autocast(), seen_by(last_layer(self._teach.model)) as seen:
-            self._teach(view, sizes, lambda part: self.answer(part, self.teacher))
-        taught = widen(torch.cat(seen)).flatten(1)
-        cosines = F.cosine_similarity(features[: len(taught)], taught)
+        taught: list[Tensor] = []
+        with torch.no_grad(), self.autocast():
+            self._teach(view, sizes, self._noting(self._teach.model, taught))
+        cosines = F.cosine_similarity(features[: sum(sizes)], _last(taught, sizes))
         return torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
+
+    def _noting(self, network: nn.Module, features: list[Tensor]) -> Callable[[Nested], Tensor]:
+        """What a network answers; what its last layer sees of each sample is added to `features`."""
+        layer = last_layer(network)
+
+        def answer(part: Nested) -> Tensor:
+            with seen_by(layer) as seen:
+                outputs = self.answer(part, network)
+            if sum(map(len, seen)) != rows(part):
+                self.refuse(
+                    UsageError("hold_features and turn need a model that calls its last nn.Linear once a sample.")
+                )
+            features.extend(seen)
+            return outputs
+
+        return answer
 
     def _entropies(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
         """The cross-entropy of minibatch and draw, with what keeps the classes of the minibatch from winning."""
@@ -228,6 +251,14 @@ class Ballast(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The average."""
         return self.average
+
+
+def _last(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """The features (rows, D) of minibatches of these sizes, without those of a pass before them that was taken back."""
+    found = list(features)
+    while sum(map(len, found)) > sum(sizes):
+        del found[0]
+    return widen(torch.cat(found)).flatten(1)
 
 
 @contextmanager

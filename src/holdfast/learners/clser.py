@@ -4,7 +4,6 @@ Arani, Sarfraz, Zonooz, "Learning Fast, Learning Slow: A General Continual Learn
 Learning System", ICLR 2022.
 """
 
-from copy import deepcopy
 from typing import Unpack
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
-from holdfast.learners.averages import follow, keep_mode
+from holdfast.learners.averages import averaged, follow, keep_mode
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -65,7 +64,7 @@ class ClsEr(ReplayLearner):
         self.averages = {"stable": (stable_decay, stable_rate), "plastic": (plastic_decay, plastic_rate)}
         for name, (decay, rate) in self.averages.items():
             check_shares(**{f"{name}_decay": decay, f"{name}_rate": rate})
-        self.stable, self.plastic = (deepcopy(self.model).requires_grad_(False) for _ in self.averages)
+        self.stable, self.plastic = (averaged(self.model) for _ in self.averages)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.generator = generator(self.seed, "averages", self.device)
 

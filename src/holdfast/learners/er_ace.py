@@ -40,6 +40,9 @@ class AsymmetricReplay(ReplayLearner):
             raise UsageError("ER-ACE leaves classes out of cross-entropy: leave out loss=.")
         self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
 
+    def plan(self, x: Nested, y: Nested) -> None:
+        """None: the classes of all samples are remembered, also of those that will not be stored."""
+
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy of the minibatch over its classes and new ones, and of a draw over all."""
         if not self.buffer.stored:

@@ -4,7 +4,6 @@ Sarfraz, Arani, Zonooz, "Error Sensitivity Modulation based Experience Replay: M
 Continual Learning", ICLR 2023.
 """
 
-from copy import deepcopy
 from typing import Unpack
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
-from holdfast.learners.averages import follow, keep_mode
+from holdfast.learners.averages import averaged, follow, keep_mode
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -75,7 +74,7 @@ class Esmer(ReplayLearner):
         check_shares(decay=decay, rate=rate, loss_decay=loss_decay)
         self.consistency, self.decay, self.rate = consistency, decay, rate
         self.loss_margin, self.loss_decay, self.deviations, self.warmup = loss_margin, loss_decay, deviations, warmup
-        self.stable = deepcopy(self.model).requires_grad_(False)
+        self.stable = averaged(self.model)
         self.updates, self.warming = (torch.zeros((), dtype=torch.int64) for _ in range(2))
         self.mean = torch.zeros((), dtype=torch.float64, device=self.device)
         self.generator = generator(self.seed, "averages")

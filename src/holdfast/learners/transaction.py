@@ -173,11 +173,12 @@ class Transaction:
     def _find_state(self) -> None:
         """Look for modules and generators once: it takes as long as copying what they hold."""
         learner = self.learner
-        networks = [each for each in learner.extra_state().values() if isinstance(each, nn.Module)]
+        parts = list(learner.extra_state().values())
+        networks = [each for each in parts if isinstance(each, nn.Module)]
         every = (module for network in (learner.model, *networks) for module in network.modules())
         self._stateful = [module for module in every if module._buffers]
         own = [learner.view_generator, None if learner.buffer is None else learner.buffer.generator]
-        self._generators = [each for each in own if each is not None]
+        self._generators = [each for each in (*own, *parts) if isinstance(each, torch.Generator)]
         self._generators += global_generators(learner.device).values()
 
     def check_labels(self, y: Tensor, outputs: Tensor) -> None:
