@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from holdfast.config import RunConfig
 from holdfast.learners import LEARNERS, Parts, make_learner
@@ -21,7 +22,8 @@ def test_every_pass_is_named(method):
         if norm.training:  # kernels of our own are for training
             found.add((len(inputs[0]) // 8, len(norm.groups.sizes) or 1))
 
-    for norm in [each for each in learner.model.modules() if isinstance(each, GroupedBatchNorm)]:
+    networks = [learner.model, *(each for each in learner.extra_state().values() if isinstance(each, nn.Module))]
+    for norm in [each for network in networks for each in network.modules() if isinstance(each, GroupedBatchNorm)]:
         norm.register_forward_pre_hook(note)
     for task in range(2):
         learner.begin_task((2 * task, 2 * task + 1))

@@ -119,7 +119,7 @@ class Ballast(ReplayLearner):
         self.turned = TurnedClasses(self.model, self.seed) if turn else None
         if self.turned is not None:
             adopt(self.optimizer, list(self.turned.parameters()))
-            self.passes = (*Ballast.passes, (4, 4))
+            self.passes = (*(Ballast.passes if self.teacher else Ballast.passes[:1]), (4, 4))
         # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
         plain = inspect.unwrap(self.network)
         self._plain = getattr(plain, "_orig_mod", plain)
