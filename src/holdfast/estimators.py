@@ -431,7 +431,9 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         weight = self._weights(x, given, first=first)
         if first:
             self._begin(x, targets.shape[1], weighted=weight is not None)
-        self.module_.update(targets)
+        counted = targets if weight is None else targets[weight > 0]
+        if len(counted):  # newer scikit-learns refuse weights that are all 0
+            self.module_.update(counted)
         self._learn(x, targets, weight, epochs)
         return self
 
