@@ -579,6 +579,13 @@ def test_mean_and_deviation_are_those_of_all_targets_so_far():
     np.testing.assert_allclose(made.module_.variance.sqrt(), y.std(axis=0), rtol=1e-4)
 
 
+def test_a_regularizer_that_does_nothing_for_one_target():
+    x, y = course(40, -1, 1)
+    with pytest.raises(hf.UsageError, match="kl does nothing where the model has one output"):
+        ReplayRegressor(regularizer="kl").fit(x, y)
+    ReplayRegressor(regularizer="kl", epochs=1).fit(x, np.stack([y, -y], 1))
+
+
 def test_targets_of_weight_0_do_not_move_the_scale():
     x, y = course(40, -1, 1)
     weight = np.arange(40) % 2
