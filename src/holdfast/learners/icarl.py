@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
@@ -101,7 +102,7 @@ class Icarl(ReplayLearner):
         """Binary cross-entropy of the minibatch and a draw together."""
         inputs, labels = [x], y
         if self.buffer.stored:
-            drawn = self.draw(y)
+            x, y, (drawn,) = self.align(x, y, self.draw(y))
             inputs, labels = [x, drawn.x], concat([y, drawn.y])
         view = self.view(*inputs)
         outputs = self.forward(view)
@@ -124,8 +125,9 @@ class Icarl(ReplayLearner):
         share = self.buffer.capacity // int(self.seen.sum())
         if self.buffer.stored:
             stored = self.buffer.contents()
-            earlier = [transform(lambda each: each.to(self.device), part) for part in stored[:2]]
-            x, y = concat([earlier[0], x]), concat([earlier[1], y])
+            xs, ys = (transform(lambda each: each.to(self.device), part) for part in stored[:2])
+            x, y, (earlier,) = self.align(x, y, Draw(xs, ys, None))
+            x, y = concat([earlier.x, x]), concat([earlier.y, y])
         fresh, found = torch.arange(len(y)) >= self.buffer.stored, self._features(x)
         chosen, means = [], {}
         for label in torch.unique(y).tolist():
