@@ -579,6 +579,23 @@ def test_mean_and_deviation_are_those_of_all_targets_so_far():
     np.testing.assert_allclose(made.module_.variance.sqrt(), y.std(axis=0), rtol=1e-4)
 
 
+def test_a_regularizer_that_does_nothing_for_one_target():
+    x, y = course(40, -1, 1)
+    with pytest.raises(hf.UsageError, match="kl does nothing where the model has one output"):
+        ReplayRegressor(regularizer="kl").fit(x, y)
+    ReplayRegressor(regularizer="kl", epochs=1).fit(x, np.stack([y, -y], 1))
+
+
+def test_targets_of_weight_0_do_not_move_the_scale():
+    x, y = course(40, -1, 1)
+    weight = np.arange(40) % 2
+    nonsense = np.where(weight, y, -1e6)
+    weighed, half = (ReplayRegressor(random_state=0) for _ in range(2))
+    weighed.partial_fit(x, nonsense, weight)
+    half.partial_fit(x[1::2], y[1::2], np.ones(20))
+    assert equal(weights(weighed), weights(half))
+
+
 def test_a_forged_estimator_whose_labels_contradict_each_other(tmp_path):
     """The checksum of a checkpoint can be computed by anyone."""
     made = ReplayClassifier(buffer_size=5, epochs=1, random_state=0).fit([[0.0], [1.0]], ["a", "b"])

@@ -403,6 +403,18 @@ def test_constant_losses_are_no_alarm():
     assert not any(drift.observe(0.5) for _ in range(200))
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_losses_that_are_not_finite_count_as_large_ones(broken):
+    """One is an outlier, a dozen are an alarm; those at the beginning are left out, as nothing is known yet."""
+    drift = hf.DriftMonitor()
+    for step, loss in enumerate(losses(0, 200)):
+        assert not drift.observe(broken if step in (0, 20, 100) else loss)
+    assert [drift.observe(broken) for _ in range(12)].count(True) == 1
+    for loss in losses(1, 100) + losses(2, 20, mean=1.0):
+        drift.observe(loss)
+    assert len(drift.alarms) == 2
+
+
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": float("nan")}, {"memory": 1}])
 def test_drift_settings_that_make_no_sense(options):
     with pytest.raises(hf.UsageError, match="threshold"):

@@ -24,7 +24,7 @@ from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Sgd
 from holdfast.learners.losses import Loss
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.nested import Nested, transform
-from holdfast.regularizers import REGULARIZERS, Regularizer
+from holdfast.regularizers import REGULARIZERS, Regularizer, compares, kind_of, name_of
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
 with needing("sklearn", "the estimators need scikit-learn 1.6 or newer"):
@@ -431,7 +431,9 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         weight = self._weights(x, given, first=first)
         if first:
             self._begin(x, targets.shape[1], weighted=weight is not None)
-        self.module_.update(targets)
+        counted = targets if weight is None else targets[weight > 0]
+        if len(counted):  # newer scikit-learns refuse weights that are all 0
+            self.module_.update(counted)
         self._learn(x, targets, weight, epochs)
         return self
 
@@ -440,7 +442,13 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
 
     def _scaled(self, function: Any, network: Any) -> Any:
         function = REGULARIZERS[function] if isinstance(function, str) else function
-        return lambda one, other, **options: function(network.scale(one), network.scale(other), **options)
+
+        @compares(kind_of(function))
+        def scaled(one: Tensor, other: Tensor, **options: Any) -> Any:
+            return function(network.scale(one), network.scale(other), **options)
+
+        scaled.__name__ = name_of(function)  # for sentences about it
+        return scaled
 
     def _samples(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
         """The samples and their targets (n, targets) as tensors, checked as scikit-learn does."""

@@ -330,7 +330,7 @@ class DriftMonitor:
     The loss must be that of new samples before the step, such as the term `current`. It is compared with its moving
     average over about `memory` steps, in units of its moving standard deviation; the excess over half a unit adds up
     (CUSUM), and above `threshold` the alarm is given. A single step counts as 3 units at most, so that no outlier is an
-    alarm. After one, and at the beginning, `memory` steps pass before the next.
+    alarm; so does a loss that is not finite. After one, and at the beginning, `memory` finite losses come first.
     """
 
     def __init__(
@@ -351,6 +351,10 @@ class DriftMonitor:
         """Take the loss of one step, which waits for the device it is on; returns whether it gave the alarm."""
         value, warm = float(loss), self._count >= self.memory
         self.steps += 1
+        if not math.isfinite(value):
+            if not warm:
+                return False  # there is no mean yet to compare it with
+            value = math.inf
         self._count += 1
         above = value - self._mean
         if warm:

@@ -379,6 +379,20 @@ def test_unknown_regularizer_names_the_nearest():
         consistency(network("mlp"), buffer_size=5, regularizer="lnif")
 
 
+@pytest.mark.parametrize("term", sorted(set(hf.REGULARIZERS) - {"l1", "l2", "linf", "mse"}))
+def test_regularizers_that_do_nothing_for_one_output(term):
+    """A softmax of it is 1, and normalised it is 1 or -1: there is no gradient."""
+    model = nn.Linear(4, 1)
+    learner = consistency(model, buffer_size=5, regularizer=term, loss=F.mse_loss)
+    before = model.weight.detach().clone()
+    with pytest.raises(UsageError, match=f"{term} does nothing where the model has one output"):
+        learner.observe(torch.ones(3, 4), torch.ones(3, 1))
+    assert torch.equal(model.weight, before)
+    model = nn.Linear(4, 1)
+    growing = consistency(model, buffer_size=5, regularizer=term, head="")
+    growing.observe(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("size", [0, -3])
 def test_buffer_needs_a_slot(size):
     with pytest.raises(UsageError, match=f"buffer size must be at least 1, not {size}"):

@@ -306,6 +306,14 @@ def test_what_cannot_be_a_head():
             Head(model, "classifier", PlainSgd(model.parameters(), 0.1))
 
 
+def test_a_head_that_shares_its_weight_cannot_grow():
+    """It would be given one of its own, and the embedding would learn nothing more."""
+    model = nn.ModuleDict({"body": nn.Embedding(2, 4), "classifier": nn.Linear(4, 2)})
+    model["classifier"].weight = model["body"].weight
+    with pytest.raises(UsageError, match=r"'classifier' shares its weight with 'body', .* weights of its own"):
+        Head(model, "classifier", PlainSgd(model.parameters(), 0.1))
+
+
 class Bare:
     """The least that can be an optimiser."""
 

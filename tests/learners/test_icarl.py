@@ -4,6 +4,8 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import holdfast as hf
 from holdfast.errors import UsageError
@@ -147,6 +149,37 @@ def test_features_are_of_views_without_augmentation():
     assert_same_state(learners[0].nearest, learners[1].nearest, rtol=0, atol=0)
 
 
+class Tied(nn.Module):
+    """Words -> classes, one for each word; the last layer has the weights of the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.classifier = nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)
+        self.classifier.weight = self.embedding.weight
+
+    def features(self, x):
+        return self.embedding(x).mean(1)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+def test_a_last_layer_that_shares_its_weights():
+    """The answers do not change the features; and the evaluated network fits one of a run."""
+    model = Tied().double()
+    learner = icarl(model)
+    learner.begin_task((0, 1))
+    x, y = torch.randint(CLASSES, (12, 3)), torch.arange(12) % 2
+    learner.observe(x, y)
+    learner.end_task(x, y)
+    stored = learner.buffer.contents()
+    check_answers(learner, learner.teacher, {label: stored.x[stored.y == label] for label in (0, 1)}, x)
+    assert model.classifier.weight is model.embedding.weight
+    other = Icarl.wrap(Tied().double())
+    other.load_state_dict(learner.evaluated().state_dict())
+    assert torch.equal(other(x), learner.evaluated()(x))
+
+
 def test_it_remembers_what_sgd_forgets():
     assert tiny_run("sgd").accuracy < 25
     result = tiny_run("icarl")
@@ -172,6 +205,10 @@ def test_what_it_refuses():
     learner.begin_task((0, 1))
     with pytest.raises(UsageError, match=r"has no method features\(x\)"):
         learner.end_task(x, y)
+    model = make("mlp")
+    weight_norm(model.classifier)
+    with pytest.raises(UsageError, match="but here it is computed from other parameters"):
+        icarl(model)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.errors import UsageError
-from holdfast.learners import Sgd
+from holdfast.learners import DualNet, EpisodicGem, Icarl, Sgd
 from holdfast.nested import leaves
 from learners.conftest import assert_same_state, network, plain_copy, stream
 
@@ -148,3 +148,42 @@ def test_tensors_of_inference_mode_are_welcome():
     for (x, y), (same, labels) in zip(batches, stream(2), strict=True):
         assert x.is_inference()
         assert learner.observe(x, y.clone()).as_dict() == other.observe(same, labels).as_dict()
+
+
+class Summing(nn.Module):
+    """Rows of numbers -> three classes; zeros at the end of a row add nothing."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body, self.classifier = nn.Linear(1, 6, bias=False), nn.Linear(6, 3)
+
+    def features(self, x):
+        return self.body(x[..., None]).relu().sum(1)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+@pytest.mark.parametrize(("kind", "options"), [(EpisodicGem, {}), (Icarl, {}), (DualNet, {"slow_steps": 0})])
+def test_lengths_change_nothing(kind, options):
+    """Minibatches and tasks of any lengths teach what they teach filled up to the longest beforehand."""
+    draw, shared = torch.Generator().manual_seed(0), {"buffer_size": 7, **options}
+    models = [Summing().double() for _ in range(2)]
+    short, even = (
+        kind(model, torch.optim.SGD(model.parameters(), lr=0.1), padding=padding, **shared)
+        for model, padding in zip(models, ({"x": 0}, None), strict=True)
+    )
+    for step, length in enumerate([5, 3, 8, 2, 6, 4]):
+        x = 0.1 + torch.rand(4, length, generator=draw, dtype=torch.float64)
+        y = torch.randint(3, (4,), generator=draw)
+        for learner, inputs in ((short, x), (even, nn.functional.pad(x, (0, 8 - length)))):
+            learner.begin_task((0, 1, 2))
+            learner.observe(inputs, y)
+            if step % 2:
+                learner.end_task(inputs, y)
+    assert_same_state(short.evaluated(), even.evaluated(), rtol=1e-8, atol=1e-10)
+    assert_same_state(*models, rtol=1e-8, atol=1e-10)
+    stored, same = short.buffer.contents(), even.buffer.contents()
+    assert torch.equal(nn.functional.pad(stored.x, (0, 8 - stored.x.shape[1])), same.x)

@@ -279,6 +279,18 @@ def test_views_may_change_pixels_and_labels_alike():
     assert torch.equal(learner.buffer.contents().y, y)
 
 
+@pytest.mark.parametrize("kind", [Sgd, hf.ExperienceReplay, AveragedGem])
+def test_views_cannot_mix_labels_of_positions(kind):
+    def smooth(x, y):
+        return x, 0.9 * F.one_hot(y.clamp(min=0), WORDS).double() + 0.1 / WORDS
+
+    learner = make(kind, reader(), augment=smooth)
+    before = deepcopy(learner.model)
+    with pytest.raises(UsageError, match=r"labels of shape \(4, 5\), as it got them, not .*float64 .* \(4, 5, 7\)"):
+        learner.observe(*next(texts(1)))
+    assert_same_state(learner.model, before, rtol=0, atol=0)
+
+
 # --- errors, before anything moves -----------------------------------------------------------------------------------
 
 

@@ -123,7 +123,7 @@ class TopK(Answers):
         """The stored logits and those of the same classes now, (rows, k).
 
         For a regularizer that compares probabilities, (rows, k + 1): the last column is the rest, so that a softmax
-        gives the stored classes their probabilities, and the rest the sum of all others.
+        gives the stored classes their probabilities, and the rest the sum of all others. There is no rest of k classes.
         """
         assert positions is not None
         assert counted is not None
@@ -142,14 +142,16 @@ class TopK(Answers):
             raise UsageError("the buffer holds other answers than TopK stores: use it as before, or another buffer.")
         stored_at = _fill_up(torch.ones_like(stored["rest"], dtype=torch.bool), counted.shape)
         facts = torch.cat([(counted & stored_at).flatten(), stored["classes"]]).cpu()  # bools become whole numbers
-        counts, classes = torch.split(facts, [counted.numel(), len(stored["classes"])])
+        counts, widths = torch.split(facts, [counted.numel(), len(stored["classes"])])
         rows = to_device(counts.nonzero().squeeze(1), counted.device)
         values, indices = (_fill_up(stored[name], counted.shape).flatten(0, -2) for name in ("values", "indices"))
-        then, with_rest = values.index_select(0, rows), kind == "probabilities"
+        then, classes = values.index_select(0, rows), widths.tolist()
+        # Where all classes are stored, -65504 for nothing left would be all that remains of a normalised row.
+        with_rest = kind == "probabilities" and values.shape[1] < max(classes)
         if with_rest:
             rest = _fill_up(stored["rest"], counted.shape).flatten().index_select(0, rows)
             then = torch.cat([then, rest[:, None]], 1)
-        return Looked(classes.tolist(), indices.long(), rows, then, with_rest)
+        return Looked(classes, indices.long(), rows, then, with_rest)
 
     def check_width(self, now: Tensor, looked: Looked) -> None:
         """Raise unless outputs (..., C) have as many classes as the stored ones."""

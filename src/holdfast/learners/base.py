@@ -234,7 +234,10 @@ class Learner:
         """The view of these inputs as one minibatch, and its targets, which `augment` may have changed."""
         wanted = [self.targets(x, y) for x, y in zip(inputs, targets, strict=True)]
         if self.changes_targets:
-            view, changed = self.augment(concat(inputs), concat(wanted))  # new memory: it may work in place
+            labels = concat(wanted)
+            view, changed = self.augment(concat(inputs), labels)  # new memory: it may work in place
+            if self.positions is not None:
+                self.positions.check_changed(changed, tuple(labels.shape))
             return view, changed
         return self.view(*inputs), wanted[0] if len(wanted) == 1 else concat(wanted)
 

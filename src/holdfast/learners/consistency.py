@@ -109,13 +109,21 @@ class ConsistencyReplay(ReplayLearner):
         }
 
     def answers_for(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
-        """What is stored of outputs; refused if the regularizer would take several positions for one row of logits."""
+        """What is stored of outputs; refused if the regularizer takes positions for one row, or has no gradient."""
         if outputs.dim() > 2 and self.positions is None and self.kind != "numbers":
             self.refuse(
                 UsageError(
                     f"{name_of(self.regularizer)} compares logits (samples, classes), but the model's outputs have "
                     f"shape {tuple(outputs.shape)}: say where the classes are, as in class_dim=-1, or use l1, l2, linf "
                     "or mse."
+                )
+            )
+        columns = outputs.shape[1:].numel() if self.positions is None else self.positions.last(outputs).shape[-1]
+        if columns == 1 and self.kind != "numbers" and self.head is None:
+            self.refuse(
+                UsageError(
+                    f"{name_of(self.regularizer)} does nothing where the model has one output, since its gradient is 0 "
+                    "there: use l1, l2, linf or mse."
                 )
             )
         return super().answers_for(outputs, logs)

@@ -116,7 +116,7 @@ class DualNet(ReplayLearner):
         """Cross-entropy of the minibatch and of a draw, and the distance of the draw's outputs from the stored ones."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        drawn = self.draw(y)
+        x, y, (drawn,) = self.align(x, y, self.draw(y))
         outputs, replayed = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         current, replay = self.criterion(outputs, y), self.criterion(replayed, drawn.y)

@@ -98,8 +98,9 @@ class EpisodicGem(ReplayLearner):
         if self.buffer.stored:
             stored, before = self.buffer.contents(), self.tasks[: self.buffer.stored]
             slots = torch.cat([(before == each).nonzero().squeeze(1)[:share] for each in range(task)])
-            earlier = [transform(lambda each: each.to(self.device), chosen_rows(part, slots)) for part in stored[:2]]
-            x, y, tasks = concat([earlier[0], x]), concat([earlier[1], y]), torch.cat([before[slots], tasks])
+            xs, ys = (transform(lambda each: each.to(self.device), chosen_rows(part, slots)) for part in stored[:2])
+            x, y, (earlier,) = self.align(x, y, Draw(xs, ys, None))
+            x, y, tasks = concat([earlier.x, x]), concat([earlier.y, y]), torch.cat([before[slots], tasks])
         self.buffer.replace(x, y)
         self._attribute(tasks)
 

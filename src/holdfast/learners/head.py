@@ -27,7 +27,19 @@ class Head:
         for part in ("weight", "bias"):
             if part not in self.layer._parameters:
                 raise UsageError(f"the {part} of '{name}' is computed from other parameters, so that it cannot grow.")
+        self._check_shared(model)
         _groups(optimizer)
+
+    def _check_shared(self, model: nn.Module) -> None:
+        """Raise if another layer has a parameter of this one: it would not grow with it."""
+        own = {id(each): part for part, each in self.layer.named_parameters(recurse=False)}
+        for other, layer in model.named_modules():
+            shared = [own[id(each)] for each in layer.parameters(recurse=False) if id(each) in own]
+            if shared and layer is not self.layer:
+                raise UsageError(
+                    f"'{self.name}' shares its {shared[0]} with '{other}', so that it cannot grow: give it weights of "
+                    "its own, or leave out head= and give it as many outputs as there will be classes."
+                )
 
     @property
     def outputs(self) -> int:

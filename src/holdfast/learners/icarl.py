@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
@@ -60,7 +61,13 @@ class Icarl(ReplayLearner):
         if self.loss is not None or self.class_weights is not None:
             raise UsageError("iCaRL has a loss of its own: leave out loss= and class_weights=.")
         outputs = count_outputs(self.model)
+        if "weight" not in last_layer(self.model)._parameters:
+            raise UsageError(
+                "iCaRL writes the weight of the last nn.Linear, but here it is computed from other parameters: leave "
+                "that layer as it is, without weight_norm and the like."
+            )
         self.teacher, self.nearest = (deepcopy(self.model).requires_grad_(False).eval() for _ in range(2))
+        self.wrap(self.nearest)
         # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
         self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))
 
@@ -70,6 +77,14 @@ class Icarl(ReplayLearner):
         learner = super().from_config(config, parts)
         learner._check_room(len(learner.seen))
         return learner
+
+    @classmethod
+    def wrap(cls, model: nn.Module) -> nn.Module:
+        """The model whose last layer has weights of its own: shared with an embedding, they would change features."""
+        layer = last_layer(model)
+        for name, each in layer.named_parameters(recurse=False):
+            setattr(layer, name, nn.Parameter(each.detach().clone(), each.requires_grad))
+        return model
 
     def begin_task(self, classes: tuple[int, ...]) -> None:
         """Let the outputs of these classes learn from labels, and those of all others from the last task's network."""
@@ -87,7 +102,7 @@ class Icarl(ReplayLearner):
         """Binary cross-entropy of the minibatch and a draw together."""
         inputs, labels = [x], y
         if self.buffer.stored:
-            drawn = self.draw(y)
+            x, y, (drawn,) = self.align(x, y, self.draw(y))
             inputs, labels = [x, drawn.x], concat([y, drawn.y])
         view = self.view(*inputs)
         outputs = self.forward(view)
@@ -110,8 +125,9 @@ class Icarl(ReplayLearner):
         share = self.buffer.capacity // int(self.seen.sum())
         if self.buffer.stored:
             stored = self.buffer.contents()
-            earlier = [transform(lambda each: each.to(self.device), part) for part in stored[:2]]
-            x, y = concat([earlier[0], x]), concat([earlier[1], y])
+            xs, ys = (transform(lambda each: each.to(self.device), part) for part in stored[:2])
+            x, y, (earlier,) = self.align(x, y, Draw(xs, ys, None))
+            x, y = concat([earlier.x, x]), concat([earlier.y, y])
         fresh, found = torch.arange(len(y)) >= self.buffer.stored, self._features(x)
         chosen, means = [], {}
         for label in torch.unique(y).tolist():

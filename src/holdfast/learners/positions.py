@@ -61,6 +61,15 @@ class Positions:
                 f"{tuple(y.shape)}: every position needs one label."
             )
 
+    def check_changed(self, labels: Any, shape: tuple[int, ...]) -> None:
+        """Raise unless what a view made of labels (B, ...) of this shape still is one label for each position."""
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape:
+            form = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels)
+            raise UsageError(
+                f"with class_dim, augment must return labels of shape {shape}, as it got them, not {form}: it may move "
+                "labels, but not mix them."
+            )
+
     def mean(self, outputs: Tensor, labels: Tensor, loss: Loss | None, weights: Tensor | None) -> Tensor:
         """The mean loss over supervised positions, cross-entropy if no other is given; 0 if there are none."""
         flat, wanted = self.last(outputs).flatten(0, -2), labels.flatten()
