@@ -160,8 +160,10 @@ def test_runs_without_tensors_say_how_to_get_them(analyze: Call, runs: Path) -> 
     [
         (["nowhere"], 2, "is not a folder"),
         (["."], 1, "holds no result"),
-        (["RUNS", "--severities", "0,1"], 2, "severities must be"),
-        (["RUNS", "--severities", "all"], 2, "severities must be"),
+        (["RUNS", "--corruptions", "--severities", "0,1"], 2, "severities must be"),
+        (["RUNS", "--corruptions", "--severities", "all"], 2, "severities must be"),
+        (["RUNS", "--severities", "1"], 2, "add --corruptions"),
+        (["RUNS", "--extra"], 2, "add --corruptions"),
         (["RUNS", "--bins", "0"], 2, "bins"),
         (["RUNS", "--device", "tpu"], 2, "unknown device"),
         (["RUNS", "--plugin", "no_such_module"], 1, "could not be imported"),

@@ -272,7 +272,7 @@ def read(folder: Path, *, tensors: bool = False) -> RunResult:
     except FileNotFoundError:
         raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
     except (OSError, ValueError) as error:
-        raise HoldfastError(f"{folder / RESULT} is not a readable result: {error}.") from error
+        raise HoldfastError(f"{folder / RESULT} is not a readable result: {str(error).rstrip('.')}.") from error
     if not tensors:
         return result
     return replace(result, logits=read_tensors(folder, LOGITS), weights=read_tensors(folder, WEIGHTS))

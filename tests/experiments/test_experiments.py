@@ -75,6 +75,7 @@ def test_settings_of_the_variants():
         (["benchmark = rot-mnist , buffer_size=none"], 2),
         (["buffer_size=2e2,method=er"], 5),
         (["column=rot-mnist,row=er"], 2),
+        (["benchmark=rot-mnist,method=derpp"], 2),
     ],
 )
 def test_select(only, count):

@@ -129,6 +129,10 @@ def test_what_it_refuses(monkeypatch):
     learner.end_task(x, y)
     with pytest.raises(UsageError, match="a buffer of 1 samples is too small for 2 tasks"):
         learner.end_task(x, y)
+    steps = []
+    with pytest.raises(UsageError, match="a buffer of 3 samples is too small for 5 tasks"):
+        hf.run(hf.RunConfig.preset("seq-mnist", "gem", buffer_size=3), device="cpu", on_step=steps.append)
+    assert not steps
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setattr(gem, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"GEM needs scipy: install the extra 'gem' \(pip install 'holdfast\[gem\]'\)"):

@@ -37,7 +37,9 @@ def analyze_command(
         bool, typer.Option("--corruptions/--no-corruptions", help="Also test the final models on corrupted images.")
     ] = False,
     extra: Annotated[bool, typer.Option("--extra", help="With --corruptions: also the four extra ones.")] = False,
-    severities: Annotated[str, typer.Option(help="Severities of the corruptions, e.g. 1,3,5.")] = "1,2,3,4,5",
+    severities: Annotated[
+        str | None, typer.Option(help="Severities of the corruptions, e.g. 1,3,5. Default: all five.")
+    ] = None,
     bins: Annotated[int, typer.Option(help="Bins of confidence for calibration.", min=1)] = 15,
     sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw two images with every corruption.")] = False,
     device: Device = "auto",
@@ -52,7 +54,10 @@ def analyze_command(
     cifar10-c' has fetched it. All other runs are tested on corrupted copies of their own test images.
     """
     import_plugins(plugin)
-    levels, target, root = _severities(severities), choose_device(device), data_root(data)
+    if (extra or severities is not None) and not corruptions:
+        raise UsageError("--extra and --severities are about corruptions: add --corruptions.")
+    levels = list(SEVERITIES) if severities is None else _severities(severities)
+    target, root = choose_device(device), data_root(data)
     folders = find_runs(runs)
     results.check_writable(out)
     analyzed, notes = _read(folders, bins)

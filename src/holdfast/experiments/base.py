@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.experiments.published import Published
+from holdfast.methods import canonical
 from holdfast.registry import Registry, unknown_name
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Experiment:
             if key not in choices:
                 raise unknown_name("key of --only", key, list(choices))
             if key in SELECTABLE:
-                value = _spelled(_number(value))
+                value = canonical(value) if key == "method" else _spelled(_number(value))
             if value not in choices[key]:
                 raise UsageError(f"no cell of {self.name} has {key}={value}; there is {', '.join(choices[key])}.")
             wanted.setdefault(key, []).append(value)

@@ -103,11 +103,11 @@ class Ballast(ReplayLearner):
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
         if strength != 1.0 and not adjusted:
-            raise UsageError("strength belongs to adjusted=True: give both, or leave it out.")
+            raise UsageError("strength belongs to adjusted=True: set adjusted=True, or strength=1.")
         if hold_features and not beta:
             raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
         if teacher != TEACHER and not hold_features:
-            raise UsageError("teacher belongs to hold_features: give both, or leave it out.")
+            raise UsageError(f"teacher belongs to hold_features: give both, or set teacher={TEACHER}.")
         if turn and self.ranks is not None:
             raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay

@@ -6,14 +6,16 @@ the tasks that have ended, so that their number need not be known in advance; sa
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.buffer import Draw
+from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
+from holdfast.learners.making import Parts
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.learners.replay import ReplayLearner
@@ -60,6 +62,13 @@ class EpisodicGem(ReplayLearner):
         self.tasks = torch.full((self.buffer.capacity,), -1)
         """For each slot of the buffer, the number of the task that its sample is from, or -1; on the host."""
 
+    @classmethod
+    def from_config(cls, config: RunConfig, parts: Parts) -> Self:
+        """The learner of a run, whose tasks are counted: a buffer that is too small is refused before it begins."""
+        learner = super().from_config(config, parts)
+        learner._share(config.tasks or 1)
+        return learner
+
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch."""
         _, loss = self.learn_alone(x, y)
@@ -89,9 +98,7 @@ class EpisodicGem(ReplayLearner):
         """Give the task its share of the buffer; those of earlier tasks become smaller."""
         x, y = self.task_samples(x, y)
         task = int(self.tasks.max()) + 1
-        share = self.buffer.capacity // (task + 1)
-        if not share:
-            raise UsageError(f"a buffer of {self.buffer.capacity} samples is too small for {task + 1} tasks.")
+        share = self._share(task + 1)
         chosen = torch.randperm(rows(y), generator=generator(self.seed, "memory"))[:share].to(self.device)
         x, y = chosen_rows(x, chosen), chosen_rows(y, chosen)
         tasks = torch.full((len(chosen),), task)
@@ -103,6 +110,12 @@ class EpisodicGem(ReplayLearner):
             x, y, tasks = concat([earlier.x, x]), concat([earlier.y, y]), torch.cat([before[slots], tasks])
         self.buffer.replace(x, y)
         self._attribute(tasks)
+
+    def _share(self, tasks: int) -> int:
+        """How many samples of each of so many tasks the buffer holds."""
+        if self.buffer.capacity < tasks:
+            raise UsageError(f"a buffer of {self.buffer.capacity} samples is too small for {tasks} tasks.")
+        return self.buffer.capacity // tasks
 
     def _attribute(self, tasks: Tensor) -> None:
         """The first slots hold samples of these tasks, the others none."""
