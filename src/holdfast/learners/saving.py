@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import UsageError
+from holdfast.errors import CheckpointError, UsageError
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
@@ -28,6 +28,8 @@ def state_of(learner: Learner) -> dict[str, Any]:
         # Of the optimiser and the scheduler, the kind as well: the state of another kind would not fit.
         own = part.state_dict()
         state[name] = own if name == "buffer" else {"type": _kind(part), "state": own}
+    if "optimizer" in state:
+        state["optimizer"]["names"] = _updated(learner)
     if extra := _extra(learner):
         state["extra"] = extra
     if (generator := learner.view_generator) is not None:
@@ -92,6 +94,18 @@ def _parts(learner: Learner) -> dict[str, Any]:
 def _kind(part: Any) -> str:
     """The name of the class, without what a learner puts around a scheduler."""
     return type(part.inner if isinstance(part, ByUpdates) else part).__name__
+
+
+def _updated(learner: Learner) -> list[list[str]]:
+    """The names of the parameters in each group of the optimiser, whose own state only counts them.
+
+    A layer of the method's own has the name of its part of the state; of a parameter from elsewhere, the shape tells.
+    """
+    parts = {f"{name}.": each for name, each in learner.extra_state().items() if isinstance(each, nn.Module)}
+    parts[""] = learner.model  # the last to name a parameter
+    names = {id(each): part + name for part, module in parts.items() for name, each in module.named_parameters()}
+    groups = getattr(learner.optimizer, "param_groups", [])
+    return [[names.get(id(each), f"one of shape {tuple(each.shape)}") for each in group["params"]] for group in groups]
 
 
 # --- a method's own state --------------------------------------------------------------------------------------------
@@ -173,6 +187,8 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
     for name in ("optimizer", "scheduler"):
         if name in own:
             _check_kind(name, state[name], getattr(learner, name))
+    if "names" in state.get("optimizer", {}):  # early versions wrote none
+        _check_order(state["optimizer"]["names"], _updated(learner))
     extra = _forms(state.get("extra", {})), _forms(_extra(learner))
     _check_same("the saved learner's own state does not fit this one", *extra, "Make this learner as that one was.")
 
@@ -206,6 +222,17 @@ def _check_kind(name: str, saved: Mapping[str, Any], own: Any) -> None:
             f"the saved {word} does not fit this one: it updates groups of {there} parameters, this one {here}. "
             f"Build the {word} as it was when saved."
         )
+
+
+def _check_order(there: list[list[str]], here: list[list[str]]) -> None:
+    """The optimiser must update the same parameters in the same order; each would get the momentum of another."""
+    for number, (saved, own) in enumerate(zip(there, here, strict=True)):
+        for place, (one, other) in enumerate(zip(saved, own, strict=True)):
+            if one != other:
+                raise CheckpointError(
+                    f"the saved optimiser does not fit this one: parameter {place} of its group {number} is {one}, of "
+                    f"this one {other}. Build the optimiser from the same parameters, in the order it had when saved."
+                )
 
 
 def _check_same(complaint: str, there: Mapping[str, str], here: Mapping[str, str], advice: str) -> None:
