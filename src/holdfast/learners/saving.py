@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import CheckpointError, UsageError
+from holdfast.learners.answers import TopK
+from holdfast.learners.losses import widen
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
@@ -30,6 +32,8 @@ def state_of(learner: Learner) -> dict[str, Any]:
         state[name] = own if name == "buffer" else {"type": _kind(part), "state": own}
     if "optimizer" in state:
         state["optimizer"]["names"] = _updated(learner)
+    if (answers := _answers(learner)) is not None:
+        state["answers"] = answers
     if extra := _extra(learner):
         state["extra"] = extra
     if (generator := learner.view_generator) is not None:
@@ -108,6 +112,20 @@ def _updated(learner: Learner) -> list[list[str]]:
     return [[names.get(id(each), f"one of shape {tuple(each.shape)}") for each in group["params"]] for group in groups]
 
 
+def _answers(learner: Learner) -> str | None:
+    """The option `answers` in words, as far as there are any; None where no outputs are stored."""
+    answers = getattr(learner, "answers", None)
+    if answers is None or not getattr(learner, "stores_outputs", False):
+        return None
+    if answers.as_they_are:
+        return "outputs as they are"
+    if isinstance(answers, TopK):
+        return repr(answers)
+    if answers.decode is widen:  # a type; what is made of a number tells which
+        return f"outputs in {answers.store(torch.zeros(1), None).dtype}"
+    return "what a function makes of outputs"
+
+
 # --- a method's own state --------------------------------------------------------------------------------------------
 
 
@@ -179,6 +197,11 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
         labels = dict(zip(state["buffer"]["names"], state["buffer"]["columns"], strict=True)).get("y")
         if learner.labelled and labels is not None and labels.dtype != torch.int64:
             raise UsageError(f"the saved buffer holds labels of type {labels.dtype}, which no learner stores.")
+    stored = _answers(learner)
+    if state.get("answers", stored) != stored:  # early versions wrote none
+        raise UsageError(
+            f"the saved learner stores {state['answers']}, this one {stored}: make it with the same option answers=."
+        )
     if "frozen" in state:
         advice = "Load the model that it began with, and freeze the same weights."
         complaint = "the saved learner was trained on another model, with other frozen weights"
