@@ -19,7 +19,7 @@ from holdfast.rng import check_globally, global_generators, global_state, restor
 if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
-__all__ = ["load_state", "state_of", "without_frozen"]
+__all__ = ["load_state", "networks_of", "state_of", "without_frozen"]
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
@@ -105,9 +105,8 @@ def _updated(learner: Learner) -> list[list[str]]:
 
     A layer of the method's own has the name of its part of the state; of a parameter from elsewhere, the shape tells.
     """
-    parts = {f"{name}.": each for name, each in learner.extra_state().items() if isinstance(each, nn.Module)}
-    parts[""] = learner.model  # the last to name a parameter
-    names = {id(each): part + name for part, module in parts.items() for name, each in module.named_parameters()}
+    parts = reversed(networks_of(learner).items())  # the model last, whose names count
+    names = {id(each): part + name for part, network in parts for name, each in network.named_parameters()}
     groups = getattr(learner.optimizer, "param_groups", [])
     return [[names.get(id(each), f"one of shape {tuple(each.shape)}") for each in group["params"]] for group in groups]
 
@@ -127,6 +126,12 @@ def _answers(learner: Learner) -> str | None:
 
 
 # --- a method's own state --------------------------------------------------------------------------------------------
+
+
+def networks_of(learner: Learner) -> dict[str, nn.Module]:
+    """The model and the method's own networks, by what goes before the names of their weights."""
+    own = {f"{name}.": each for name, each in learner.extra_state().items() if isinstance(each, nn.Module)}
+    return {"": learner.model, **own}
 
 
 def _extra(learner: Learner) -> dict[str, Any]:
