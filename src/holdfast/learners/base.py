@@ -414,7 +414,9 @@ class Learner:
         the rows it consists of; the folder retains those of the last checkpoint written or loaded, and of no other.
 
         With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
-        them already, and refuses one whose frozen weights have other names or shapes.
+        them already, and refuses one whose frozen weights have other names or shapes. The method's copies of the model
+        are written without them as well, as far as they are the same to the last bit: those of a teacher are, those of
+        an average may differ by rounding.
         """
         with self.together("check the model"):
             self.check_finite()

@@ -55,8 +55,9 @@ def load_state(learner: Learner, state: dict[str, Any]) -> None:
     if "optimizer" in state:
         _restore_types(learner.optimizer, state["optimizer"]["state"])
     learner.model.load_state_dict(state["model"], strict="frozen" not in state)
+    saved = _completed(learner, state)
     for name, each in learner.extra_state().items():
-        _restore(each, state["extra"][name])
+        _restore(each, saved[name])
     _restore_generators(learner, state)  # last, because loading may draw from the global ones
 
 
@@ -71,12 +72,33 @@ def _restore_types(optimizer: Any, saved: Mapping[str, Any]) -> None:
 
 
 def without_frozen(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
-    """The learner's state without its frozen weights; "frozen" says which those are, and their shapes."""
-    frozen = _frozen(learner.model)
+    """The learner's state without its frozen weights; "frozen" says which those are, and their shapes.
+
+    Copies of the model are left without those that are the model's to the last bit: only they come back as they were.
+    """
+    frozen, model = _frozen(learner.model), state["model"]
+    extra = dict(state.get("extra", {}))
+    for name in _copies(learner):
+        same = {each for each in frozen if torch.equal(extra[name][each], model[each])}
+        extra[name] = {each: value for each, value in extra[name].items() if each not in same}
     return state | {
-        "model": {name: each for name, each in state["model"].items() if name not in frozen},
+        "model": {name: each for name, each in model.items() if name not in frozen},
         "frozen": frozen,
+        **({"extra": extra} if extra else {}),
     }
+
+
+def _completed(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state of the method, with the frozen weights that its copies have from the learner's own model."""
+    extra, model = dict(state.get("extra", {})), learner.model.state_dict()
+    frozen = {name: model[name] for name in state.get("frozen", {})}
+    return extra | {name: frozen | extra[name] for name in _copies(learner) if name in extra}
+
+
+def _copies(learner: Learner) -> list[str]:
+    """Which networks of the method are copies of the model, as averages and teachers are."""
+    model, extra = _forms(learner.model.state_dict()), learner.extra_state()
+    return [name for name, each in extra.items() if isinstance(each, nn.Module) and _forms(each.state_dict()) == model]
 
 
 def _frozen(model: nn.Module) -> dict[str, str]:
@@ -217,7 +239,7 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
             _check_kind(name, state[name], getattr(learner, name))
     if "names" in state.get("optimizer", {}):  # early versions wrote none
         _check_order(state["optimizer"]["names"], _updated(learner))
-    extra = _forms(state.get("extra", {})), _forms(_extra(learner))
+    extra = _forms(_completed(learner, state)), _forms(_extra(learner))
     _check_same("the saved learner's own state does not fit this one", *extra, "Make this learner as that one was.")
 
 
