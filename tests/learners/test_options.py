@@ -656,6 +656,13 @@ def test_without_validation_nothing_is_looked_at():
         learner.check_finite()
 
 
+@pytest.mark.parametrize("name", ["replay_size", "consistency_size"])
+@pytest.mark.parametrize("size", [0, 2.5, 8.0, "8"])
+def test_sizes_of_draws_are_whole_numbers(name, size):
+    with pytest.raises(UsageError, match=f"{name} must be at least 1 and a whole number, .* not {size!r}"):
+        make("consistency", network("mlp"), **{name: size})
+
+
 def test_a_misspelt_option_names_the_nearest():
     for wrong, right in (("reply_size", "replay_size"), ("class_dims", "class_dim"), ("buffer_polcy", "buffer_policy")):
         with pytest.raises(UsageError, match=f"unknown option of ConsistencyReplay '{wrong}': did you mean '{right}'"):
