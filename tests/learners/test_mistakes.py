@@ -282,12 +282,12 @@ def test_losses_of_ones_own_where_classes_are_compared(name):
         kind(model, descent(model), loss=nn.MSELoss(), **({"buffer_size": 8} if kind.needs_buffer else {}))
 
 
-def test_clser_needs_labels():
+@pytest.mark.parametrize("y", [torch.rand(4, 5), {"a": torch.rand(4, 5)}], ids=["tensor", "dict"])
+def test_clser_needs_labels_from_the_first_step_on(y):
     model = nn.Linear(3, 5)
-    made = hf.LEARNERS["clser"](model, descent(model), buffer_size=8, loss=nn.MSELoss())
-    made.observe(X, torch.rand(4, 5))
+    made = hf.LEARNERS["clser"](model, descent(model), buffer_size=8, loss=lambda outputs, _: outputs.square().mean())
     with pytest.raises(hf.UsageError, match="targets must be labels"):
-        made.observe(X, torch.rand(4, 5))
+        made.observe(X, y)
 
 
 @pytest.mark.parametrize("name", ["esmer", "ballast"])
