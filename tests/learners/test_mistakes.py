@@ -297,3 +297,13 @@ def test_advice_is_given_where_it_can_be_taken(name):
     made = hf.LEARNERS[name](model, descent(model), buffer_size=8)
     with pytest.raises(hf.UsageError, match=r"labels up to 9 do not fit the model: its outputs are 0\.\.4\.$"):
         made.observe(X, Y + 6)
+
+
+def test_a_model_that_cannot_be_copied():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5))
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        nn.utils.weight_norm(model[0])
+    with pytest.raises(hf.UsageError, match=r"use torch\.nn\.utils\.parametrizations\.weight_norm\."):
+        hf.LEARNERS["lwf"](model, descent(model))
+    model[0] = nn.utils.parametrizations.weight_norm(nn.Linear(3, 5))
+    hf.LEARNERS["lwf"](model, descent(model))
