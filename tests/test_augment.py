@@ -255,6 +255,11 @@ def test_an_error_of_the_transform_is_its_own():
         per_sample(lambda x: x / (1 // 0))(torch.rand(2, 3))
 
 
+def test_targets_are_not_changed_one_by_one():
+    with pytest.raises(UsageError, match="wants its targets as well: give it to augment as it is"):
+        per_sample(lambda x, y: (x, y))
+
+
 def learner_with(augment, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 24, 4))

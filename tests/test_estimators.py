@@ -484,8 +484,19 @@ def test_options_reach_the_learner(tmp_path):
     assert (loaded.predict_proba(x) == made.predict_proba(x)).all()
     assert loaded.learner_.buffer.stored == 64
     loaded.learner_.buffer.close()
-    with pytest.raises(hf.UsageError, match="holds samples of another estimator"):
+    with pytest.raises(hf.UsageError, match="holds samples of an estimator that was saved"):
         clone(made).fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [ReplayClassifier, ReplayRegressor])
+def test_a_second_fit_starts_anew_in_the_same_folder(kind, tmp_path):
+    x, y = rows(64)
+    y = x[:, 0] if kind is ReplayRegressor else y
+    made = kind(storage=tmp_path / "buffer", epochs=1, random_state=0)
+    expected = made.fit(x, y).predict(x)
+    made.partial_fit(x, y)
+    assert (made.fit(x, y).predict(x) == expected).all()
+    assert made.learner_.buffer.stored == 64
 
 
 # --- regression ---

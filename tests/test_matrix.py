@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,6 +89,21 @@ def test_labels_may_be_texts():
     x = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
     slices = {"a": (torch.tensor(x), ["no", "yes", "no"])}
     assert hf.evaluate(model, slices, classes=["no", "yes"])["a"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8])
+@pytest.mark.parametrize("array", [np.asarray, torch.from_numpy])
+def test_labels_of_any_whole_type(kind, array):
+    x, y = np.eye(3, dtype=np.float32), np.arange(3).astype(kind)
+    assert hf.evaluate(nn.Identity(), {"a": (torch.from_numpy(x), array(y))})["a"] == 100.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_arrays_of_floats_become_what_the_model_computes_with(dtype):
+    model = nn.Linear(2, 2).to(dtype)
+    slices = {"a": (np.eye(2), np.arange(2)), "b": ({"x": np.eye(2)}, np.arange(2))}
+    found = hf.evaluate(model, slices, view=lambda x: x["x"] if isinstance(x, dict) else x)
+    assert found["a"] == found["b"]
 
 
 def test_it_goes_through_a_checkpoint(tmp_path):

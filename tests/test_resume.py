@@ -650,3 +650,43 @@ def test_an_optimiser_of_other_parameters(path):
     one.save(path)
     with pytest.raises(hf.UsageError, match=r"optimiser does not fit .* \[6\] parameters, this one \[2\]"):
         other.load(path)
+
+
+@pytest.mark.parametrize("sizes", [(6, 3), (6, 6)])
+def test_an_optimiser_of_the_same_parameters_in_another_order(path, sizes):
+    """Also where all shapes fit, so that only the momenta would be those of other parameters."""
+    layers = torch.nn.Sequential(torch.nn.Linear(6, 6, bias=False), torch.nn.Linear(*sizes, bias=False))
+    one, other = (
+        hf.ExperienceReplay(model, torch.optim.Adam(list(model.parameters())[::order]), buffer_size=9)
+        for model, order in ((layers, 1), (copy.deepcopy(layers), -1))
+    )
+    for x, y in stream(3):
+        one.observe(x, y)
+        other.observe(x + 1, y)
+    one.save(path)
+    before = repr(other.state_dict())
+    with pytest.raises(hf.CheckpointError, match=r"parameter 0 of its group 0 is 0\.weight, of this one 1\.weight"):
+        other.load(path)
+    assert repr(other.state_dict()) == before
+
+
+def test_an_optimiser_saved_without_names():
+    one, other = make(), make()
+    state = one.state_dict()
+    del state["optimizer"]["names"]
+    other.load_state_dict(state)
+
+
+def test_an_optimiser_with_layers_of_the_method_and_parameters_from_elsewhere(path):
+    def ballast(shapes):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        others = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        optimizer = torch.optim.Adam([*model.parameters(), *others])
+        return hf.LEARNERS["ballast"](model, optimizer, buffer_size=9, turn=1.0)
+
+    ballast([2, 3]).save(path)
+    names = checkpoint.read(path, "learner").state["learner"]["optimizer"]["names"]
+    assert names == [["1.weight", "1.bias", "one of shape (2,)", "one of shape (3,)", "turned.weight", "turned.bias"]]
+    ballast([2, 3]).load(path)
+    with pytest.raises(hf.CheckpointError, match="parameter 2 of its group 0 is one of shape"):
+        ballast([3, 2]).load(path)

@@ -98,6 +98,11 @@ def per_sample(view: View) -> View:
     number, as in torchvision, or if the view draws from Python's or NumPy's generator. Then the samples are computed
     one by one. The first call finds out.
     """
+    if takes_targets(view):
+        raise UsageError(
+            "per_sample takes a function of one sample's inputs, and this one wants its targets as well: give it to "
+            "augment as it is, and let it work on a whole minibatch."
+        )
     return _PerSample(view)
 
 

@@ -173,12 +173,14 @@ class _ReplayEstimator(BaseEstimator):
         self._shape, self._outputs, self._weighted = tuple(x.shape[1:]), outputs, weighted
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._order = generator(self._seed, "order")
+        if (earlier := getattr(self, "learner_", None)) is not None and earlier.buffer is not None:
+            earlier.buffer.close()  # the new learner's may be in the same folder
         self._build()
         if (buffer := self.learner_.buffer) is not None and buffer.stored:
             buffer.close()
             del self.learner_
             raise UsageError(
-                f"{self.storage} holds samples of another estimator. Load that one, or use an empty folder."
+                f"{self.storage} holds samples of an estimator that was saved. Load that one, or use an empty folder."
             )
 
     def _build(self) -> None:

@@ -1,5 +1,6 @@
 """What is stored of outputs: types, the largest logits, functions of one's own; against loops over positions."""
 
+import re
 from copy import deepcopy
 from math import exp, log
 
@@ -19,6 +20,13 @@ from learners.conftest import assert_same_state, network, stream
 from learners.test_positions import WORDS, make, pictures, reader, segmenter, sgd, texts, watch
 
 TOKENS = Positions(-1)
+FORMS = {
+    "outputs as they are": None,
+    "outputs in torch.bfloat16": torch.bfloat16,
+    "TopK(k=2)": hf.TopK(2),
+    "TopK(k=3)": hf.TopK(3),
+    "what a function makes of outputs": (torch.Tensor.half, torch.Tensor.double),
+}
 
 
 def outputs_like(shape, classes, seed, scale=3.0):
@@ -316,6 +324,22 @@ def test_other_answers_than_when_the_buffer_was_written(wrote, reads):
     other = make(hf.ConsistencyReplay, reader(), answers=reads)
     other.buffer.load_state_dict(learner.buffer.state_dict())
     refused(other, "the buffer holds other answers than", x, y)
+
+
+@pytest.mark.parametrize("wrote", FORMS)
+@pytest.mark.parametrize("reads", FORMS)
+def test_a_learner_loads_answers_of_its_own_form_alone(wrote, reads):
+    learner, other = (make(hf.ConsistencyReplay, reader(), answers=FORMS[each]) for each in (wrote, reads))
+    learner.observe(*next(texts(1)))
+    state = learner.state_dict()
+    if wrote == reads:
+        other.load_state_dict(state)
+        other.load_state_dict({name: each for name, each in state.items() if name != "answers"})  # an early version's
+        return
+    before = repr(other.state_dict())
+    with pytest.raises(UsageError, match=rf"the saved learner stores {re.escape(wrote)}, this one {re.escape(reads)}"):
+        other.load_state_dict(state)
+    assert repr(other.state_dict()) == before
 
 
 # --- how a model is called -------------------------------------------------------------------------------------------

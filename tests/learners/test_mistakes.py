@@ -282,12 +282,12 @@ def test_losses_of_ones_own_where_classes_are_compared(name):
         kind(model, descent(model), loss=nn.MSELoss(), **({"buffer_size": 8} if kind.needs_buffer else {}))
 
 
-def test_clser_needs_labels():
+@pytest.mark.parametrize("y", [torch.rand(4, 5), {"a": torch.rand(4, 5)}], ids=["tensor", "dict"])
+def test_clser_needs_labels_from_the_first_step_on(y):
     model = nn.Linear(3, 5)
-    made = hf.LEARNERS["clser"](model, descent(model), buffer_size=8, loss=nn.MSELoss())
-    made.observe(X, torch.rand(4, 5))
+    made = hf.LEARNERS["clser"](model, descent(model), buffer_size=8, loss=lambda outputs, _: outputs.square().mean())
     with pytest.raises(hf.UsageError, match="targets must be labels"):
-        made.observe(X, torch.rand(4, 5))
+        made.observe(X, y)
 
 
 @pytest.mark.parametrize("name", ["esmer", "ballast"])
@@ -297,3 +297,26 @@ def test_advice_is_given_where_it_can_be_taken(name):
     made = hf.LEARNERS[name](model, descent(model), buffer_size=8)
     with pytest.raises(hf.UsageError, match=r"labels up to 9 do not fit the model: its outputs are 0\.\.4\.$"):
         made.observe(X, Y + 6)
+
+
+@pytest.mark.parametrize("name", ["ballast", "clser", "esmer", "icarl", "lwf"])
+def test_a_model_that_cannot_be_copied(name):
+    model, room = Featured(), {} if name == "lwf" else {"buffer_size": 8}
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        nn.utils.weight_norm(model.first)
+    with pytest.raises(hf.UsageError, match=r"use torch\.nn\.utils\.parametrizations\.weight_norm\."):
+        hf.LEARNERS[name](model, descent(model), **room)
+    model.first = nn.utils.parametrizations.weight_norm(nn.Linear(3, 5))
+    hf.LEARNERS[name](model, descent(model), **room)
+
+
+class Featured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 5)
+
+    def features(self, x):
+        return self.first(x).relu()
+
+    def forward(self, x):
+        return self.last(self.features(x))

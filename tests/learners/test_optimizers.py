@@ -128,6 +128,19 @@ def test_clipping_is_torchs(limit):
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("limit", [0.1, 1e3])
+def test_clipping_sparse_gradients_is_that_of_dense_ones(limit):
+    rows, found = torch.tensor([[1, 1, 4], [2, 1, 0]]), []  # some of them several times
+    for sparse in (False, True):
+        model = nn.Sequential(nn.Embedding(6, 3, sparse=sparse), nn.Linear(3, 2))
+        model.load_state_dict({name: torch.ones_like(each) for name, each in model.state_dict().items()})
+        model(rows).square().mean().backward()
+        clip_gradients([each.grad for each in model.parameters()], limit)
+        found.append([each.grad.to_dense() for each in model.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -633,6 +633,20 @@ def test_a_broken_model_does_not_replace_a_whole_one(kind, part, tmp_path):
     learner.check_finite()
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("clser", "stable"), ("ballast", "average"), ("dualnet", "projector"), ("lwf", "teacher")]
+)
+def test_networks_of_the_method_do_not_break_a_checkpoint_either(name, part, tmp_path):
+    model = network("mlp")
+    options = {"buffer_size": 20} if hf.LEARNERS[name].needs_buffer else {}
+    learner = hf.LEARNERS[name](model, sgd(model), **options)
+    learner.save(tmp_path / "file")
+    weight = next(iter(getattr(learner, part).state_dict()))
+    getattr(learner, part).state_dict()[weight][0] = math.nan
+    with pytest.raises(TrainingError, match=rf"{part}\.{weight} is no longer finite"):
+        learner.save(tmp_path / "file")
+
+
 def test_without_validation_nothing_is_looked_at():
     model = network("mlp")
     learner = make("er", model, validate=False)
@@ -640,6 +654,13 @@ def test_without_validation_nothing_is_looked_at():
     learner.observe(x * math.nan, y)
     with pytest.raises(TrainingError):
         learner.check_finite()
+
+
+@pytest.mark.parametrize("name", ["replay_size", "consistency_size"])
+@pytest.mark.parametrize("size", [0, 2.5, 8.0, "8"])
+def test_sizes_of_draws_are_whole_numbers(name, size):
+    with pytest.raises(UsageError, match=f"{name} must be at least 1 and a whole number, .* not {size!r}"):
+        make("consistency", network("mlp"), **{name: size})
 
 
 def test_a_misspelt_option_names_the_nearest():

@@ -1,11 +1,10 @@
 """Averages of a network that follow it slowly, for the methods that compare it with one or evaluate one."""
 
-from copy import deepcopy
-
 import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
+from holdfast.models import copied
 from holdfast.pure import pure
 
 __all__ = ["averaged", "follow", "keep_mode"]
@@ -19,7 +18,7 @@ def averaged(model: nn.Module) -> nn.Module:
             f"an average of weights in {', '.join(map(str, coarse))} would stand still: keep the model in float32, and "
             'give precision="bfloat16" to compute in bfloat16.'
         )
-    return deepcopy(model).requires_grad_(False)
+    return copied(model)
 
 
 def keep_mode(model: nn.Module, *averages: nn.Module) -> None:

@@ -25,7 +25,7 @@ from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import ByUpdates, Optimizer, clip_gradients, forget_gradients, gradients_of
 from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete
 from holdfast.learners.positions import Positions
-from holdfast.learners.saving import load_state, state_of, without_frozen
+from holdfast.learners.saving import load_state, networks_of, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward, by_keywords, is_pretrained
 from holdfast.nested import Nested, concat, rows
@@ -372,9 +372,14 @@ class Learner:
             self.on_grow(self)
 
     def check_finite(self) -> None:
-        """Raise if a weight is no longer finite, or a buffer of the model, such as BatchNorm's, has become NaN."""
-        broken = [name for name, value in self.model.named_parameters() if not value.isfinite().all()]
-        broken += [name for name, value in self.model.named_buffers() if value.isnan().any()]
+        """Raise if a weight is no longer finite, or a buffer such as BatchNorm's has become NaN.
+
+        Of the model and of the method's own networks, for instance its average.
+        """
+        broken = []
+        for part, network in networks_of(self).items():
+            broken += [part + name for name, value in network.named_parameters() if not value.isfinite().all()]
+            broken += [part + name for name, value in network.named_buffers() if value.isnan().any()]
         if broken:
             raise TrainingError(
                 f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a "
@@ -412,7 +417,9 @@ class Learner:
         the rows it consists of; the folder retains those of the last checkpoint written or loaded, and of no other.
 
         With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
-        them already, and refuses one whose frozen weights have other names or shapes.
+        them already, and refuses one whose frozen weights have other names or shapes. The method's copies of the model
+        are written without them as well, as far as they are the same to the last bit: those of a teacher are, those of
+        an average may differ by rounding.
         """
         with self.together("check the model"):
             self.check_finite()

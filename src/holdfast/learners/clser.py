@@ -70,11 +70,11 @@ class ClsEr(ReplayLearner):
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy of the minibatch and a draw together, and the distance to the better average on the draw."""
+        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.dim() != 1:
+            self.refuse(UsageError("CLS-ER asks its averages for the probability of a label: targets must be labels."))
         if not self.buffer.stored:
             return self.losses_alone(x, y)
         keep_mode(self.model, self.stable, self.plastic)
-        if y.dtype != torch.int64 or y.dim() != 1:
-            self.refuse(UsageError("CLS-ER asks its averages for the probability of a label: targets must be labels."))
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         view, replayed = self.view(x), self.view(drawn.x)
         consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))

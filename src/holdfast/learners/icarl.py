@@ -5,7 +5,6 @@ al., from which the published values come, features are not normalised. A draw o
 the original mixes them into the data of the task.
 """
 
-from copy import deepcopy
 from typing import Self, Unpack
 
 import torch
@@ -22,7 +21,7 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.models import check_features, count_outputs, evaluating, features, last_layer
+from holdfast.models import check_features, copied, count_outputs, evaluating, features, last_layer
 from holdfast.nested import Nested, chosen_rows, concat, rows, transform
 
 __all__ = ["Icarl"]
@@ -66,7 +65,7 @@ class Icarl(ReplayLearner):
                 "iCaRL writes the weight of the last nn.Linear, but here it is computed from other parameters: leave "
                 "that layer as it is, without weight_norm and the like."
             )
-        self.teacher, self.nearest = (deepcopy(self.model).requires_grad_(False).eval() for _ in range(2))
+        self.teacher, self.nearest = (copied(self.model).eval() for _ in range(2))
         self.wrap(self.nearest)
         # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
         self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))

@@ -5,7 +5,6 @@ as the network, instead of once per sample before the task; no sample is stored.
 """
 
 from collections.abc import Iterable
-from copy import deepcopy
 from typing import Unpack
 
 import torch
@@ -17,7 +16,7 @@ from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options, check_weights
 from holdfast.methods import LEARNERS
-from holdfast.models import count_outputs
+from holdfast.models import copied, count_outputs
 from holdfast.nested import Nested
 
 __all__ = ["WithoutForgetting", "check_begun", "named_classes"]
@@ -60,7 +59,7 @@ class WithoutForgetting(Learner):
         if not temperature > 0:
             raise UsageError(f"temperature must be above 0, not {temperature}.")
         self.distillation, self.temperature = distillation, temperature
-        self.teacher = deepcopy(self.model).requires_grad_(False).eval()
+        self.teacher = copied(self.model).eval()
         outputs = count_outputs(self.model)
         # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
         self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))

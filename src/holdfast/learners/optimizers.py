@@ -130,9 +130,12 @@ def gradients_of(optimizer: Optimizer, model: nn.Module, *, every: bool = False)
 @torch.no_grad()
 def clip_gradients(gradients: list[Tensor], limit: float) -> None:
     """Scale all gradients together, in place, so that their common norm is at most `limit`."""
-    scale = (limit / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp_(max=1.0)
-    for device in {gradient.device for gradient in gradients}:
-        torch._foreach_mul_([each for each in gradients if each.device == device], scale.to(device))
+    # Of sparse ones, their numbers count, those of the same place together; all are scaled where they are.
+    counted = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    scaled = [each._values() if each.is_sparse else each for each in gradients]
+    scale = (limit / (torch.nn.utils.get_total_norm(counted) + 1e-6)).clamp_(max=1.0)
+    for device in {each.device for each in scaled}:
+        torch._foreach_mul_([each for each in scaled if each.device == device], scale.to(device))
 
 
 def decayed(gradients: list[Tensor], parameters: list[Tensor], weight_decay: float) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -165,11 +166,13 @@ def check_shares(**shares: float) -> None:
             raise UsageError(f"{name} must lie between 0 and 1, not at {share}.")
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Sizes of draws must be at least 1, or None for as many as observed."""
+def check_sizes(**sizes: Any) -> None:
+    """Sizes of draws must be whole numbers of at least 1, or None for as many as observed."""
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise UsageError(f"{name} must be at least 1, or None for as many samples as observed, not {size}.")
+        if size is not None and (not isinstance(size, Integral) or size < 1):
+            raise UsageError(
+                f"{name} must be at least 1 and a whole number, or None for as many samples as observed, not {size!r}."
+            )
 
 
 def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import UsageError
+from holdfast.errors import CheckpointError, UsageError
+from holdfast.learners.answers import TopK
+from holdfast.learners.losses import widen
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
@@ -17,7 +19,7 @@ from holdfast.rng import check_globally, global_generators, global_state, restor
 if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
-__all__ = ["load_state", "state_of", "without_frozen"]
+__all__ = ["load_state", "networks_of", "state_of", "without_frozen"]
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
@@ -28,6 +30,10 @@ def state_of(learner: Learner) -> dict[str, Any]:
         # Of the optimiser and the scheduler, the kind as well: the state of another kind would not fit.
         own = part.state_dict()
         state[name] = own if name == "buffer" else {"type": _kind(part), "state": own}
+    if "optimizer" in state:
+        state["optimizer"]["names"] = _updated(learner)
+    if (answers := _answers(learner)) is not None:
+        state["answers"] = answers
     if extra := _extra(learner):
         state["extra"] = extra
     if (generator := learner.view_generator) is not None:
@@ -49,8 +55,9 @@ def load_state(learner: Learner, state: dict[str, Any]) -> None:
     if "optimizer" in state:
         _restore_types(learner.optimizer, state["optimizer"]["state"])
     learner.model.load_state_dict(state["model"], strict="frozen" not in state)
+    saved = _completed(learner, state)
     for name, each in learner.extra_state().items():
-        _restore(each, state["extra"][name])
+        _restore(each, saved[name])
     _restore_generators(learner, state)  # last, because loading may draw from the global ones
 
 
@@ -65,12 +72,33 @@ def _restore_types(optimizer: Any, saved: Mapping[str, Any]) -> None:
 
 
 def without_frozen(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
-    """The learner's state without its frozen weights; "frozen" says which those are, and their shapes."""
-    frozen = _frozen(learner.model)
+    """The learner's state without its frozen weights; "frozen" says which those are, and their shapes.
+
+    Copies of the model are left without those that are the model's to the last bit: only they come back as they were.
+    """
+    frozen, model = _frozen(learner.model), state["model"]
+    extra = dict(state.get("extra", {}))
+    for name in _copies(learner):
+        same = {each for each in frozen if torch.equal(extra[name][each], model[each])}
+        extra[name] = {each: value for each, value in extra[name].items() if each not in same}
     return state | {
-        "model": {name: each for name, each in state["model"].items() if name not in frozen},
+        "model": {name: each for name, each in model.items() if name not in frozen},
         "frozen": frozen,
+        **({"extra": extra} if extra else {}),
     }
+
+
+def _completed(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state of the method, with the frozen weights that its copies have from the learner's own model."""
+    extra, model = dict(state.get("extra", {})), learner.model.state_dict()
+    frozen = {name: model[name] for name in state.get("frozen", {})}
+    return extra | {name: frozen | extra[name] for name in _copies(learner) if name in extra}
+
+
+def _copies(learner: Learner) -> list[str]:
+    """Which networks of the method are copies of the model, as averages and teachers are."""
+    model, extra = _forms(learner.model.state_dict()), learner.extra_state()
+    return [name for name, each in extra.items() if isinstance(each, nn.Module) and _forms(each.state_dict()) == model]
 
 
 def _frozen(model: nn.Module) -> dict[str, str]:
@@ -94,7 +122,38 @@ def _kind(part: Any) -> str:
     return type(part.inner if isinstance(part, ByUpdates) else part).__name__
 
 
+def _updated(learner: Learner) -> list[list[str]]:
+    """The names of the parameters in each group of the optimiser, whose own state only counts them.
+
+    A layer of the method's own has the name of its part of the state; of a parameter from elsewhere, the shape tells.
+    """
+    parts = reversed(networks_of(learner).items())  # the model last, whose names count
+    names = {id(each): part + name for part, network in parts for name, each in network.named_parameters()}
+    groups = getattr(learner.optimizer, "param_groups", [])
+    return [[names.get(id(each), f"one of shape {tuple(each.shape)}") for each in group["params"]] for group in groups]
+
+
+def _answers(learner: Learner) -> str | None:
+    """The option `answers` in words, as far as there are any; None where no outputs are stored."""
+    answers = getattr(learner, "answers", None)
+    if answers is None or not getattr(learner, "stores_outputs", False):
+        return None
+    if answers.as_they_are:
+        return "outputs as they are"
+    if isinstance(answers, TopK):
+        return repr(answers)
+    if answers.decode is widen:  # a type; what is made of a number tells which
+        return f"outputs in {answers.store(torch.zeros(1), None).dtype}"
+    return "what a function makes of outputs"
+
+
 # --- a method's own state --------------------------------------------------------------------------------------------
+
+
+def networks_of(learner: Learner) -> dict[str, nn.Module]:
+    """The model and the method's own networks, by what goes before the names of their weights."""
+    own = {f"{name}.": each for name, each in learner.extra_state().items() if isinstance(each, nn.Module)}
+    return {"": learner.model, **own}
 
 
 def _extra(learner: Learner) -> dict[str, Any]:
@@ -165,6 +224,11 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
         labels = dict(zip(state["buffer"]["names"], state["buffer"]["columns"], strict=True)).get("y")
         if learner.labelled and labels is not None and labels.dtype != torch.int64:
             raise UsageError(f"the saved buffer holds labels of type {labels.dtype}, which no learner stores.")
+    stored = _answers(learner)
+    if state.get("answers", stored) != stored:  # early versions wrote none
+        raise UsageError(
+            f"the saved learner stores {state['answers']}, this one {stored}: make it with the same option answers=."
+        )
     if "frozen" in state:
         advice = "Load the model that it began with, and freeze the same weights."
         complaint = "the saved learner was trained on another model, with other frozen weights"
@@ -173,7 +237,9 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
     for name in ("optimizer", "scheduler"):
         if name in own:
             _check_kind(name, state[name], getattr(learner, name))
-    extra = _forms(state.get("extra", {})), _forms(_extra(learner))
+    if "names" in state.get("optimizer", {}):  # early versions wrote none
+        _check_order(state["optimizer"]["names"], _updated(learner))
+    extra = _forms(_completed(learner, state)), _forms(_extra(learner))
     _check_same("the saved learner's own state does not fit this one", *extra, "Make this learner as that one was.")
 
 
@@ -206,6 +272,17 @@ def _check_kind(name: str, saved: Mapping[str, Any], own: Any) -> None:
             f"the saved {word} does not fit this one: it updates groups of {there} parameters, this one {here}. "
             f"Build the {word} as it was when saved."
         )
+
+
+def _check_order(there: list[list[str]], here: list[list[str]]) -> None:
+    """The optimiser must update the same parameters in the same order; each would get the momentum of another."""
+    for number, (saved, own) in enumerate(zip(there, here, strict=True)):
+        for place, (one, other) in enumerate(zip(saved, own, strict=True)):
+            if one != other:
+                raise CheckpointError(
+                    f"the saved optimiser does not fit this one: parameter {place} of its group {number} is {one}, of "
+                    f"this one {other}. Build the optimiser from the same parameters, in the order it had when saved."
+                )
 
 
 def _check_same(complaint: str, there: Mapping[str, str], here: Mapping[str, str], advice: str) -> None:

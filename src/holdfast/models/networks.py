@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -21,6 +22,7 @@ __all__ = [
     "ResNet18",
     "by_keywords",
     "check_features",
+    "copied",
     "count_outputs",
     "evaluating",
     "features",
@@ -92,6 +94,19 @@ def last_layer(model: nn.Module) -> nn.Linear:
     if not layers:
         raise UsageError(f"{type(model).__name__} has no nn.Linear, so that its number of outputs is not known.")
     return layers[-1]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of the model that no optimiser trains."""
+    try:
+        return deepcopy(model).requires_grad_(False)
+    except RuntimeError as error:
+        if "deepcopy protocol" not in str(error):
+            raise
+        raise UsageError(
+            "this method copies the model, and a tensor that the model computes and keeps cannot be copied, such as "
+            "the weight under torch.nn.utils.weight_norm: use torch.nn.utils.parametrizations.weight_norm."
+        ) from error
 
 
 def count_outputs(model: nn.Module) -> int:
