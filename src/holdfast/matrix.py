@@ -1,15 +1,12 @@
 """The accuracy matrix of one's own stream: how well a model does on each part of it, again and again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import isnan, nan
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as nesting
 
 from holdfast.errors import UsageError
 from holdfast.monitor import ForgettingMonitor, aligned
@@ -32,19 +29,7 @@ def evaluate(
     labels and `classes` are as for `ForgettingMonitor`.
     """
     monitor = ForgettingMonitor(model, view=view, classes=classes, batch_size=batch_size)
-    types = [each.dtype for each in model.parameters() if each.is_floating_point()]
-    suited = partial(_suited, floats=types[0] if types else torch.get_default_dtype())
-    return {name: monitor.add(name, nesting.tree_map(suited, x), suited(y)).score for name, (x, y) in slices.items()}
-
-
-def _suited(value: Any, floats: torch.dtype) -> Any:
-    """The floats of an array in the type of the model's, and whole numbers in one that PyTorch compares with others."""
-    value = value.to_numpy() if hasattr(value, "to_numpy") else value
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fu":
-        tensor = torch.from_numpy(value.copy())
-        return tensor.to(floats) if value.dtype.kind == "f" else _suited(tensor, floats)
-    rare = isinstance(value, Tensor) and value.dtype in (torch.uint16, torch.uint32, torch.uint64)
-    return value.long() if rare else value
+    return {name: monitor.add(name, x, y).score for name, (x, y) in slices.items()}
 
 
 class Row(NamedTuple):

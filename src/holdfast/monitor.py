@@ -117,7 +117,8 @@ class ForgettingMonitor:
             raise UsageError(f"a slice '{name}' is watched already; choose another name, or remove it first.")
         allowed = self.drop if drop is None else drop
         _check_drop(allowed)
-        x, y = nesting.tree_map(_tensor, x), self._numbers(name, y) if score is None else nesting.tree_map(_tensor, y)
+        x = nesting.tree_map(self._tensor, x)
+        y = self._numbers(name, y) if score is None else nesting.tree_map(self._tensor, y)
         made = _Slice(x, y, _rows(name, x, y), score, allowed)
         reading = self._measure(name, made)
         self._slices[name] = made
@@ -252,7 +253,7 @@ class ForgettingMonitor:
 
     def _numbers(self, name: str, labels: Any) -> Any:
         """The number of each label's output, (N,)."""
-        labels = _tensor(np.asarray(labels) if isinstance(labels, list | tuple) else labels)
+        labels = self._tensor(np.asarray(labels) if isinstance(labels, list | tuple) else labels)
         texts = isinstance(labels, np.ndarray)
         if self.classes is None and texts:
             raise UsageError(
@@ -266,6 +267,19 @@ class ForgettingMonitor:
             found = ", ".join(sorted(map(repr, unknown)))
             raise UsageError(f"slice '{name}': the labels {found} are not among the classes {list(outputs)}.")
         return torch.tensor([outputs[label] for label in labels.tolist()])
+
+    def _tensor(self, value: Any) -> Any:
+        """The numbers of an array or a DataFrame as a tensor, floats in the model's type; anything else as it is.
+
+        Of unsigned types, PyTorch compares only bytes with other whole numbers.
+        """
+        value = value.to_numpy() if hasattr(value, "to_numpy") else value
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            types = [each.dtype for each in self.model.parameters() if each.is_floating_point()]
+            tensor = torch.from_numpy(value.copy())
+            value = tensor.to((*types, torch.get_default_dtype())[0]) if tensor.is_floating_point() else tensor
+        wide = isinstance(value, Tensor) and value.dtype in (torch.uint16, torch.uint32, torch.uint64)
+        return value.long() if wide else value
 
     def _device(self) -> torch.device:
         parameter = next(self.model.parameters(), None)
@@ -281,15 +295,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def _check_drop(drop: float) -> None:
     if not (math.isfinite(drop) and drop > 0):
         raise UsageError(f"drop must be a finite number of points above 0, not {drop!r}.")
-
-
-def _tensor(value: Any) -> Any:
-    """The numbers of an array or a DataFrame as a tensor, floats in PyTorch's default type; anything else as it is."""
-    value = value.to_numpy() if hasattr(value, "to_numpy") else value
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        return value
-    tensor = torch.from_numpy(value.copy())
-    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 
 def _rows(name: str, x: Any, y: Any) -> int:
