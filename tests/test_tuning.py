@@ -261,15 +261,18 @@ def test_a_result_that_was_saved_and_not_noted_is_not_computed_again(tmp_path, p
     assert study.count("complete") == 4
 
 
+def failing(error):
+    """A runner of which every run fails."""
+
+    def runner(configs, job, emit):
+        for config in configs:
+            emit(Event("started", config))
+            emit(Event("failed", config, error=error))
+
+    return runner
+
+
 def test_values_that_diverge_are_avoided_and_other_failures_end_a_study(tmp_path, pretended):
-    def failing(error):
-        def runner(configs, job, emit):
-            for config in configs:
-                emit(Event("started", config))
-                emit(Event("failed", config, error=error))
-
-        return runner
-
     study = tune(BASE, SPACE, tmp_path / "a", trials=5, runner=failing("the loss is no longer finite at step 3"))
     assert study.count("pruned") == 5
     with pytest.raises(HoldfastError, match=r"gave up after 3 failures. The last: no data"):
@@ -400,3 +403,15 @@ def test_the_command(tmp_path, optuna, monkeypatch):
     ):
         done = CliRunner().invoke(app, ["tune", *arguments])
         assert message in str(done.exception)
+
+
+def test_a_failed_trial_says_why_and_a_study_without_any_other_fails(tmp_path, optuna, monkeypatch):
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: failing("no data [here]"))
+    done = CliRunner().invoke(app, command(tmp_path, 2))
+    assert "trial 1: failed; lr=" in done.stderr
+    assert done.stderr.count(": no data [here]\n") == 2
+    again = CliRunner().invoke(app, command(tmp_path, 2))  # does nothing, and ends as before
+    for each in (done, again):
+        assert isinstance(each.exception, HoldfastError)
+        assert each.exception.exit_code == 1
+        assert str(each.exception) == "no trial is complete. The last failure: no data [here]"

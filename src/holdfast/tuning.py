@@ -79,6 +79,8 @@ class Trial(NamedTuple):
     """Mean validation accuracy in percent over the tasks learned; None if none was learned."""
     tasks: int
     """Tasks learned: fewer than all where the run was stopped early."""
+    error: str = ""
+    """Why it failed."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +365,8 @@ class _Session:
         accuracy = frozen.value if frozen.value is not None else steps[max(steps)] if steps else None
         values = {each.name: _rounded(frozen.params[each.name]) for each in self._space if each.name in frozen.params}
         tasks = max(steps) + 1 if steps else 0
-        return Trial(frozen.number, STATES.get(frozen.state.name, "running"), values, accuracy, tasks)
+        state, error = STATES.get(frozen.state.name, "running"), frozen.user_attrs.get("error", "")
+        return Trial(frozen.number, state, values, accuracy, tasks, error)
 
     def summary(self, interrupted: bool) -> Study:
         """The study as it is now."""

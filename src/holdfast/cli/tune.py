@@ -14,7 +14,7 @@ from rich.table import Table
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.run import make_config
 from holdfast.display import Lines, output, table, tell
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
 from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
@@ -92,7 +92,8 @@ def _screen(trials: int) -> Iterator[Watch]:
             if trial.state == "complete" and trial.accuracy is not None and trial.accuracy > best:
                 best, remark = trial.accuracy, ", the best of this call so far"
             values = " ".join(f"{name}={value:g}" for name, value in trial.values.items())
-            tell(f"{title}: {_outcome(trial)}{remark}; {values}")
+            reason = f": {trial.error}" if trial.error else ""
+            tell(f"{title}: {_outcome(trial)}{remark}; {values}{reason}")
 
         yield watch
 
@@ -125,6 +126,9 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
     if study.interrupted:
         raise typer.Exit(130)
+    errors = [trial.error for trial in study.trials if trial.state == "failed"]
+    if errors and not study.complete:
+        raise HoldfastError(f"no trial is complete. The last failure: {errors[-1]}")
 
 
 def _summary(study: Study) -> Table:
