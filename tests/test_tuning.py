@@ -395,7 +395,9 @@ def test_the_command(tmp_path, optuna, monkeypatch):
     names = {path.name.partition(".")[2] for path in Path("tuning").glob("rot-mnist-*")}
     assert names == {"svg", "png", "toml"}
     for arguments, message in (
-        ([*SMALL, "--validation", "1"], "between 0 and 1"),
+        ([*SMALL, "--validation", "1"], "must be a share of less than 1"),
+        ([*SMALL, "--set", "validation=0"], "needs a validation split"),
+        ([*SMALL, "--validation", "0.1", "--set", "validation=0.2"], "say the same setting"),
         ([*SMALL, "--over", "x=1:2"], "unknown number"),
         (["rot-mnist", "derpp", "--over", "x=1:2"], "unknown number"),  # another name of a method is no unknown method
         (["rot-mnist", "drpp"], "unknown method"),
@@ -415,3 +417,13 @@ def test_a_failed_trial_says_why_and_a_study_without_any_other_fails(tmp_path, o
         assert isinstance(each.exception, HoldfastError)
         assert each.exception.exit_code == 1
         assert str(each.exception) == "no trial is complete. The last failure: no data [here]"
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [([], 0.1), (["--validation", "0.2"], 0.2), (["--set", "validation=0.3"], 0.3)]
+)
+def test_the_share_to_test_on_is_given_in_either_way(tmp_path, optuna, monkeypatch, given, share):
+    asked = []
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: lambda configs, *_: asked.append(next(configs)))
+    CliRunner().invoke(app, [*command(tmp_path, 1), *given])
+    assert [config.validation for config in asked] == [share]

@@ -14,11 +14,12 @@ from rich.table import Table
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.run import make_config
 from holdfast.display import Lines, output, table, tell
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
 from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
 
+VALIDATION = "validation=0.1"
 SHOWN = 5  # trials in the table at the end
 
 
@@ -38,7 +39,9 @@ def tune_command(
     fix: Annotated[
         list[str] | None, typer.Option(help="Leave this one as it is; may be repeated.", metavar="NAME")
     ] = None,
-    validation: Annotated[float, typer.Option(help="Share of each task's training samples to test on.")] = 0.1,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of each task's training samples to test on. Default: 0.1.")
+    ] = None,
     buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
@@ -60,11 +63,9 @@ def tune_command(
     """
     import_optuna()
     import_plugins(plugin)
-    given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs}
-    config = make_config(benchmark, method, given, set_ or [])
-    if not 0 < validation < 1:
-        raise UsageError(f"--validation must be a share between 0 and 1, for instance 0.1, not {validation}.")
-    config = config.change(validation=validation)
+    given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "validation": validation}
+    usual = [VALIDATION] if validation is None else []  # comes first: one of --set replaces it
+    config = make_config(benchmark, method, given, [*usual, *(set_ or [])])
     space = search_space(config, over or [], fix or [])
     place: dict[str, Any] = {"jobs": jobs, "device": device, "data": data, "plugins": plugin or []}
     with _screen(trials) as watch:
