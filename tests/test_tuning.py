@@ -55,6 +55,7 @@ def test_ranges_are_replaced_added_and_left_out():
         (["lr=2:1"], [], "low end must be smaller"),
         (["lr=1:inf"], [], "must be finite"),
         (["lr=-1:1"], [], "lr must be a finite number of at least 0"),
+        (["momentum=0:2"], [], "momentum must be less than 1, for instance 0.9, not 2.0"),
         (["tasks=1:3"], [], "unknown number to tune 'tasks'"),
         (["validation=0.1:0.2"], [], "unknown number to tune 'validation'"),
         (["lrr=1:2"], [], "lr"),
@@ -99,6 +100,9 @@ def test_the_best_and_the_preset():
     assert made_up(trials=study.trials[2:]).best is None
     assert study.cramped == []
     assert made_up(space=(Range("lr", 0.19, 1.0), Range("alpha", 0.05, 0.75))).cramped == ["lr", "alpha"]
+    at_zero, at_top = Range("beta", 0.0, 100.0), Range("beta", 0.0, 2.0)
+    assert made_up(space=(at_zero,)).cramped == [], "there is nothing to try below 0"
+    assert made_up(space=(at_top,)).cramped == ["beta"]
 
 
 def test_the_preset_is_read_as_toml_and_says_where_it_comes_from():

@@ -68,6 +68,11 @@ class Range(NamedTuple):
         low, high, own = (log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (own - low) / (high - low)
 
+    def cramps(self, value: float) -> bool:
+        """Whether a value lies so near an end that better ones may lie beyond it. Below an end of 0 there are none."""
+        place = self.place(value)
+        return place >= 0.9 or (place <= 0.1 and self.low != 0)
+
 
 class Trial(NamedTuple):
     """One run of a study."""
@@ -117,7 +122,7 @@ class Study:
     def cramped(self) -> list[str]:
         """The numbers whose best value lies near an end of its range: a wider range may have a better one."""
         best = self.best
-        return [each.name for each in self.space if best and not 0.1 < each.place(best.values[each.name]) < 0.9]
+        return [each.name for each in self.space if best and each.cramps(best.values[each.name])]
 
     def count(self, state: str) -> int:
         """Trials of a state."""
