@@ -56,6 +56,7 @@ def test_ranges_are_replaced_added_and_left_out():
         (["lr=1:inf"], [], "must be finite"),
         (["lr=-1:1"], [], "lr must be a finite number of at least 0"),
         (["momentum=0:2"], [], "momentum must be less than 1, for instance 0.9, not 2.0"),
+        (["momentum=0:0.9999"], [], "momentum must be less than 1, for instance 0.9, not 1.0"),
         (["tasks=1:3"], [], "unknown number to tune 'tasks'"),
         (["validation=0.1:0.2"], [], "unknown number to tune 'validation'"),
         (["lrr=1:2"], [], "lr"),

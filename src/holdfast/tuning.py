@@ -150,7 +150,8 @@ def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[st
         raise UsageError("nothing is left to tune: name something with --over name=low:high.")
     for each in space:
         for value in (each.low, each.high):
-            with_values(config, {each.name: value})  # raises if there is no such number, or if it cannot have the value
+            # Raises if there is no such number, or if it cannot have the value, which is rounded before it is tried.
+            with_values(config, {each.name: _rounded(value)})
     return tuple(space)
 
 
