@@ -432,3 +432,13 @@ def test_the_share_to_test_on_is_given_in_either_way(tmp_path, optuna, monkeypat
     monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: lambda configs, *_: asked.append(next(configs)))
     CliRunner().invoke(app, [*command(tmp_path, 1), *given])
     assert [config.validation for config in asked] == [share]
+
+
+def test_the_command_that_a_preset_cites_leaves_out_what_does_not_change_the_study(tmp_path, pretended, monkeypatch):
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: Pretend())
+    common = ["tune", "rot-mnist", "mse", "--tasks", "3", "--over", "lr=0.1:1", "--out", str(tmp_path)]
+    for further in (["--trials", "1"], ["--trials=1", "--jobs", "2", "--json"]):
+        monkeypatch.setattr(sys, "argv", ["holdfast", *common, *further])
+        assert CliRunner().invoke(app, [*common, *further]).exit_code == 0
+        (preset,) = tmp_path.glob("*.toml")
+        assert preset.read_text("utf-8").startswith(f"# holdfast {' '.join(common)}\n")

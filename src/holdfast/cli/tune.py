@@ -112,7 +112,7 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     if study.best is not None:
         figure = save_figure(draw_study(study), out / study.name).with_suffix(".svg")
         preset = out / f"{study.name}.toml"
-        preset.write_text(preset_text(study, f"holdfast {shlex.join(sys.argv[1:])}"), encoding="utf-8")
+        preset.write_text(preset_text(study, _command(sys.argv[1:])), encoding="utf-8")
         tell(f"the best values are in {preset}, what mattered in {figure}")
         for name in study.cramped:
             tell(f"the best {name} lies near an end of its range; try a wider one: --over {name}=LOW:HIGH")
@@ -130,6 +130,17 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     errors = [trial.error for trial in study.trials if trial.state == "failed"]
     if errors and not study.complete:
         raise HoldfastError(f"no trial is complete. The last failure: {errors[-1]}")
+
+
+def _command(words: list[str]) -> str:
+    """The command line that a preset cites, without options that have no say in what a study finds."""
+    kept, left = ["holdfast"], iter(words)
+    for word in left:
+        if word in ("--trials", "--jobs"):
+            next(left, None)  # its value
+        elif word != "--json" and not word.startswith(("--trials=", "--jobs=")):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _summary(study: Study) -> Table:
