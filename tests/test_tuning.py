@@ -55,6 +55,8 @@ def test_ranges_are_replaced_added_and_left_out():
         (["lr=2:1"], [], "low end must be smaller"),
         (["lr=1:inf"], [], "must be finite"),
         (["lr=-1:1"], [], "lr must be a finite number of at least 0"),
+        (["momentum=0:2"], [], "momentum must be less than 1, for instance 0.9, not 2.0"),
+        (["momentum=0:0.9999"], [], "momentum must be less than 1, for instance 0.9, not 1.0"),
         (["tasks=1:3"], [], "unknown number to tune 'tasks'"),
         (["validation=0.1:0.2"], [], "unknown number to tune 'validation'"),
         (["lrr=1:2"], [], "lr"),
@@ -99,6 +101,9 @@ def test_the_best_and_the_preset():
     assert made_up(trials=study.trials[2:]).best is None
     assert study.cramped == []
     assert made_up(space=(Range("lr", 0.19, 1.0), Range("alpha", 0.05, 0.75))).cramped == ["lr", "alpha"]
+    at_zero, at_top = Range("beta", 0.0, 100.0), Range("beta", 0.0, 2.0)
+    assert made_up(space=(at_zero,)).cramped == [], "there is nothing to try below 0"
+    assert made_up(space=(at_top,)).cramped == ["beta"]
 
 
 def test_the_preset_is_read_as_toml_and_says_where_it_comes_from():
@@ -261,15 +266,18 @@ def test_a_result_that_was_saved_and_not_noted_is_not_computed_again(tmp_path, p
     assert study.count("complete") == 4
 
 
+def failing(error):
+    """A runner of which every run fails."""
+
+    def runner(configs, job, emit):
+        for config in configs:
+            emit(Event("started", config))
+            emit(Event("failed", config, error=error))
+
+    return runner
+
+
 def test_values_that_diverge_are_avoided_and_other_failures_end_a_study(tmp_path, pretended):
-    def failing(error):
-        def runner(configs, job, emit):
-            for config in configs:
-                emit(Event("started", config))
-                emit(Event("failed", config, error=error))
-
-        return runner
-
     study = tune(BASE, SPACE, tmp_path / "a", trials=5, runner=failing("the loss is no longer finite at step 3"))
     assert study.count("pruned") == 5
     with pytest.raises(HoldfastError, match=r"gave up after 3 failures. The last: no data"):
@@ -392,7 +400,9 @@ def test_the_command(tmp_path, optuna, monkeypatch):
     names = {path.name.partition(".")[2] for path in Path("tuning").glob("rot-mnist-*")}
     assert names == {"svg", "png", "toml"}
     for arguments, message in (
-        ([*SMALL, "--validation", "1"], "between 0 and 1"),
+        ([*SMALL, "--validation", "1"], "must be a share of less than 1"),
+        ([*SMALL, "--set", "validation=0"], "needs a validation split"),
+        ([*SMALL, "--validation", "0.1", "--set", "validation=0.2"], "say the same setting"),
         ([*SMALL, "--over", "x=1:2"], "unknown number"),
         (["rot-mnist", "derpp", "--over", "x=1:2"], "unknown number"),  # another name of a method is no unknown method
         (["rot-mnist", "drpp"], "unknown method"),
@@ -400,3 +410,35 @@ def test_the_command(tmp_path, optuna, monkeypatch):
     ):
         done = CliRunner().invoke(app, ["tune", *arguments])
         assert message in str(done.exception)
+
+
+def test_a_failed_trial_says_why_and_a_study_without_any_other_fails(tmp_path, optuna, monkeypatch):
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: failing("no data [here]"))
+    done = CliRunner().invoke(app, command(tmp_path, 2))
+    assert "trial 1: failed; lr=" in done.stderr
+    assert done.stderr.count(": no data [here]\n") == 2
+    again = CliRunner().invoke(app, command(tmp_path, 2))  # does nothing, and ends as before
+    for each in (done, again):
+        assert isinstance(each.exception, HoldfastError)
+        assert each.exception.exit_code == 1
+        assert str(each.exception) == "no trial is complete. The last failure: no data [here]"
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [([], 0.1), (["--validation", "0.2"], 0.2), (["--set", "validation=0.3"], 0.3)]
+)
+def test_the_share_to_test_on_is_given_in_either_way(tmp_path, optuna, monkeypatch, given, share):
+    asked = []
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: lambda configs, *_: asked.append(next(configs)))
+    CliRunner().invoke(app, [*command(tmp_path, 1), *given])
+    assert [config.validation for config in asked] == [share]
+
+
+def test_the_command_that_a_preset_cites_leaves_out_what_does_not_change_the_study(tmp_path, pretended, monkeypatch):
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: Pretend())
+    common = ["tune", "rot-mnist", "mse", "--tasks", "3", "--over", "lr=0.1:1", "--out", str(tmp_path)]
+    for further in (["--trials", "1"], ["--trials=1", "--jobs", "2", "--json"]):
+        monkeypatch.setattr(sys, "argv", ["holdfast", *common, *further])
+        assert CliRunner().invoke(app, [*common, *further]).exit_code == 0
+        (preset,) = tmp_path.glob("*.toml")
+        assert preset.read_text("utf-8").startswith(f"# holdfast {' '.join(common)}\n")

@@ -96,6 +96,8 @@ class RunConfig:
             object.__setattr__(self, name, abs(float(value)))
         if self.validation >= 1:
             raise UsageError(f"validation must be a share of less than 1, for instance 0.1, not {self.validation}.")
+        if self.momentum >= 1:
+            raise UsageError(f"momentum must be less than 1, for instance 0.9, not {self.momentum}.")
         if self.momentum and self.optimizer != "sgd":
             raise UsageError(f"momentum belongs to sgd; {self.optimizer} has its own.")
         object.__setattr__(self, "options", _sorted_numbers(self.options, "regularizer."))

@@ -68,6 +68,11 @@ class Range(NamedTuple):
         low, high, own = (log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (own - low) / (high - low)
 
+    def cramps(self, value: float) -> bool:
+        """Whether a value lies so near an end that better ones may lie beyond it. Below an end of 0 there are none."""
+        place = self.place(value)
+        return place >= 0.9 or (place <= 0.1 and self.low != 0)
+
 
 class Trial(NamedTuple):
     """One run of a study."""
@@ -79,6 +84,8 @@ class Trial(NamedTuple):
     """Mean validation accuracy in percent over the tasks learned; None if none was learned."""
     tasks: int
     """Tasks learned: fewer than all where the run was stopped early."""
+    error: str = ""
+    """Why it failed."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class Study:
     def cramped(self) -> list[str]:
         """The numbers whose best value lies near an end of its range: a wider range may have a better one."""
         best = self.best
-        return [each.name for each in self.space if best and not 0.1 < each.place(best.values[each.name]) < 0.9]
+        return [each.name for each in self.space if best and each.cramps(best.values[each.name])]
 
     def count(self, state: str) -> int:
         """Trials of a state."""
@@ -143,7 +150,8 @@ def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[st
         raise UsageError("nothing is left to tune: name something with --over name=low:high.")
     for each in space:
         for value in (each.low, each.high):
-            with_values(config, {each.name: value})  # raises if there is no such number, or if it cannot have the value
+            # Raises if there is no such number, or if it cannot have the value, which is rounded before it is tried.
+            with_values(config, {each.name: _rounded(value)})
     return tuple(space)
 
 
@@ -363,7 +371,8 @@ class _Session:
         accuracy = frozen.value if frozen.value is not None else steps[max(steps)] if steps else None
         values = {each.name: _rounded(frozen.params[each.name]) for each in self._space if each.name in frozen.params}
         tasks = max(steps) + 1 if steps else 0
-        return Trial(frozen.number, STATES.get(frozen.state.name, "running"), values, accuracy, tasks)
+        state, error = STATES.get(frozen.state.name, "running"), frozen.user_attrs.get("error", "")
+        return Trial(frozen.number, state, values, accuracy, tasks, error)
 
     def summary(self, interrupted: bool) -> Study:
         """The study as it is now."""

@@ -14,11 +14,12 @@ from rich.table import Table
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.run import make_config
 from holdfast.display import Lines, output, table, tell
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
 from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
 
+VALIDATION = "validation=0.1"
 SHOWN = 5  # trials in the table at the end
 
 
@@ -38,7 +39,9 @@ def tune_command(
     fix: Annotated[
         list[str] | None, typer.Option(help="Leave this one as it is; may be repeated.", metavar="NAME")
     ] = None,
-    validation: Annotated[float, typer.Option(help="Share of each task's training samples to test on.")] = 0.1,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of each task's training samples to test on. Default: 0.1.")
+    ] = None,
     buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
@@ -60,11 +63,9 @@ def tune_command(
     """
     import_optuna()
     import_plugins(plugin)
-    given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs}
-    config = make_config(benchmark, method, given, set_ or [])
-    if not 0 < validation < 1:
-        raise UsageError(f"--validation must be a share between 0 and 1, for instance 0.1, not {validation}.")
-    config = config.change(validation=validation)
+    given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "validation": validation}
+    usual = [VALIDATION] if validation is None else []  # comes first: one of --set replaces it
+    config = make_config(benchmark, method, given, [*usual, *(set_ or [])])
     space = search_space(config, over or [], fix or [])
     place: dict[str, Any] = {"jobs": jobs, "device": device, "data": data, "plugins": plugin or []}
     with _screen(trials) as watch:
@@ -92,7 +93,8 @@ def _screen(trials: int) -> Iterator[Watch]:
             if trial.state == "complete" and trial.accuracy is not None and trial.accuracy > best:
                 best, remark = trial.accuracy, ", the best of this call so far"
             values = " ".join(f"{name}={value:g}" for name, value in trial.values.items())
-            tell(f"{title}: {_outcome(trial)}{remark}; {values}")
+            reason = f": {trial.error}" if trial.error else ""
+            tell(f"{title}: {_outcome(trial)}{remark}; {values}{reason}")
 
         yield watch
 
@@ -110,7 +112,7 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     if study.best is not None:
         figure = save_figure(draw_study(study), out / study.name).with_suffix(".svg")
         preset = out / f"{study.name}.toml"
-        preset.write_text(preset_text(study, f"holdfast {shlex.join(sys.argv[1:])}"), encoding="utf-8")
+        preset.write_text(preset_text(study, _command(sys.argv[1:])), encoding="utf-8")
         tell(f"the best values are in {preset}, what mattered in {figure}")
         for name in study.cramped:
             tell(f"the best {name} lies near an end of its range; try a wider one: --over {name}=LOW:HIGH")
@@ -125,6 +127,20 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
     if study.interrupted:
         raise typer.Exit(130)
+    errors = [trial.error for trial in study.trials if trial.state == "failed"]
+    if errors and not study.complete:
+        raise HoldfastError(f"no trial is complete. The last failure: {errors[-1]}")
+
+
+def _command(words: list[str]) -> str:
+    """The command line that a preset cites, without options that have no say in what a study finds."""
+    kept, left = ["holdfast"], iter(words)
+    for word in left:
+        if word in ("--trials", "--jobs"):
+            next(left, None)  # its value
+        elif word != "--json" and not word.startswith(("--trials=", "--jobs=")):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _summary(study: Study) -> Table:
