@@ -167,6 +167,16 @@ def test_what_the_page_says_of_turned_images_is_so(runs):
     few = {row["candidate"]: row["accuracies"] for row in read("few.jsonl")}
     once = "average for evaluation only, adjusted, very fast"
     assert all(len(values) == 2 for values in few.values())
+    kept = f"{thrice}, features held by a slow teacher, weight decay, turned"
+
+    def gain(name, how):
+        return [b - a for a, b in zip(few[name], few[f"{name}, {how}"], strict=True)]
+
+    sides = [each for name in (f"{thrice}, turned", kept) for each in gain(name, "seen at all angles")]
+    assert all(2 < each < 5 for each in sides), "two to five points in all four pairs"
+    one, other = sorted(gain(f"{once}, turned", "seen at all angles"))
+    assert one < 0 < other, "one pair gains and the other loses"
+    assert all(0.9 < each < 2.1 for each in gain(kept, "seen mirrored as well")), "one or two points"
     for name in (once, thrice, f"{once}, jitter of all"):
         gained = [b - a for a, b in zip(few[name], few[f"{name}, turned"], strict=True)]
         assert all(2 < each < 6.5 for each in gained), "with each seed, by two to six points"
