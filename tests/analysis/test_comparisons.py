@@ -1,6 +1,11 @@
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.analysis.comparisons import comparisons, variants
 from holdfast.report.charts import comparison_charts
-from report.conftest import run
+from report.conftest import make, run, square
 
 
 def test_variants_gather_seeds_and_keep_the_papers_order():
@@ -14,6 +19,40 @@ def test_namesakes_are_told_apart_by_what_differs_and_nothing_else():
         [run("er", lr=0.1), run("er", lr=0.2), run("l2", lr=0.2, options=(("p", 3.0),)), run("l2", lr=0.2)]
     )
     assert [variant.label for variant in found] == ["er, lr 0.1", "er, lr 0.2", "l2, p=3", "l2"]
+
+
+def test_what_is_usual_among_namesakes_goes_without_saying():
+    """Each told every setting in which any two differed, usual values included."""
+    results = [run("er"), run("er", replay_size=7), run("er", lr=0.001, optimizer="adam")]
+    expected = {"er", "er, replay size 7", "er, lr 0.001, optimizer adam"}
+    for order in permutations(results):
+        assert {variant.label for variant in variants(order)} == expected
+    assert [variant.label for variant in variants(run("er", lr=lr) for lr in (0.3, 0.1, 0.2))] == [
+        "er, lr 0.1",
+        "er, lr 0.2",
+        "er, lr 0.3",
+    ]
+
+
+VARIED = {
+    "lr": st.sampled_from([0.1, 0.12345678, 0.12345679]),
+    "optimizer": st.sampled_from(["sgd", "adam"]),
+    "tasks": st.sampled_from([None, 3]),
+    "options": st.sampled_from([(), (("p", 3.0),), (("lr", 4.0),)]),
+    "settings": st.sampled_from([(), (("turn", 1.0),), (("turn", 2.0), ("hold", "all"))]),
+}
+
+
+@settings(deadline=None)
+@given(st.lists(st.fixed_dictionaries(VARIED), min_size=1, max_size=12))
+def test_no_two_configs_share_a_label_whatever_their_order(several):
+    results = [run("er").config.change(**varied) for varied in several]
+    found, again = (
+        {variant.config: variant.label for variant in variants(make(config, square(80.0)) for config in order)}
+        for order in (results, reversed(results))
+    )
+    assert len(set(found.values())) == len(set(results))
+    assert found == again
 
 
 def test_of_a_method_s_own_settings_only_those_that_differ_are_told():

@@ -1,6 +1,6 @@
 """Results -> variants (one config over its seeds) -> comparisons (variants that belong in one picture)."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import isnan
@@ -107,18 +107,33 @@ def _title(config: RunConfig, buffer_size: int | None, places: Sequence[tuple[ob
 
 
 def _labels(configs: Sequence[RunConfig]) -> dict[RunConfig, str]:
-    """The shortest names that tell the configs apart: the method, and the settings in which its namesakes differ."""
+    """A name of its own for each config: the method, and the settings in which it departs from most of its namesakes.
+
+    Two configs never share a name: where they differ, at most one of them has the usual value, and the other tells it.
+    """
     by_method: dict[str, list[RunConfig]] = defaultdict(list)
     for config in configs:
         by_method[config.method].append(config)
     labels = {}
     for method, namesakes in by_method.items():
         told = {config: _settings(config) for config in namesakes}
-        names = dict.fromkeys(name for texts in told.values() for name in texts)
-        differing = [name for name in names if len({texts.get(name) for texts in told.values()}) > 1]
+        names = {name for texts in told.values() for name in texts}
+        usual = {name: _usual([texts.get(name, "") for texts in told.values()]) for name in names}
         for config, texts in told.items():
-            labels[config] = ", ".join([method, *(texts[name] for name in differing if name in texts)])
+            labels[config] = ", ".join([method, *(text for name, text in texts.items() if text != usual[name])])
     return labels
+
+
+def _usual(texts: Sequence[str]) -> str:
+    """Which of the texts for a setting goes without saying: the most common one, of several the first by letters.
+
+    If some have no text, that is their method's default, and usual. Nothing is if no two have the same.
+    """
+    counts = Counter(texts)
+    most = max(counts.values())
+    if "" in counts or most == 1 < len(counts):
+        return ""
+    return min(text for text, count in counts.items() if count == most)
 
 
 def _settings(config: RunConfig) -> dict[str, str]:
@@ -126,11 +141,15 @@ def _settings(config: RunConfig) -> dict[str, str]:
     own = ("options", "settings")
     shared = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ("seed", *own)}
     texts = {name: f"{name.replace('_', ' ')} {_value(value)}" for name, value in shared.items()}
-    return texts | {name: f"{name}={_value(value)}" for name, value in (*config.options, *config.settings)}
+    return texts | {
+        f"{kind} {name}": f"{name}={_value(value)}" for kind in own for name, value in getattr(config, kind)
+    }
 
 
 def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """As short as possible, and never the same for two numbers."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else str(value)
 
 
 def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:
