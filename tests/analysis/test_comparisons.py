@@ -77,6 +77,19 @@ def test_comparisons_part_buffers_and_settings_and_share_methods_without_a_buffe
     }
 
 
+def test_titles_leave_out_what_is_not_in_use_and_count_the_tasks_of_the_stream():
+    """They said "None tasks", "1 tasks", "train limit None" and "validation 0.0"."""
+    own = make(run("er").config.change(tasks=None), square(80.0))  # the benchmark's own, which are three as well
+    results = [run("er"), own, run("er", tasks=1), run("er", train_limit=200), run("er", validation=0.1)]
+    found = {each.title: [variant.label for variant in each.variants] for each in comparisons(results)}
+    assert found == {
+        "toy, 1 task, buffer 200": ["er"],
+        "toy, 3 tasks, buffer 200": ["er", "er, tasks 3"],
+        "toy, 3 tasks, train limit 200, buffer 200": ["er"],
+        "toy, 3 tasks, validation 0.1, buffer 200": ["er"],
+    }
+
+
 def test_methods_without_a_buffer_alone_make_a_comparison():
     (comparison,) = comparisons([run("joint"), run("sgd")])
     assert comparison.title == "toy, no buffer"

@@ -79,14 +79,15 @@ def comparisons(results: Iterable[RunResult]) -> list[Comparison]:
     """Which results belong in one picture, by benchmark, setting and buffer size."""
     places: dict[tuple[object, ...], list[RunResult]] = defaultdict(list)
     for result in results:
-        places[tuple(getattr(result.config, name) for name in WHERE)].append(result)
+        tasks = result.matrix.shape[1]  # of the stream; a config need not say
+        places[tuple(tasks if name == "tasks" else getattr(result.config, name) for name in WHERE)].append(result)
     found: list[Comparison] = []
     for place in sorted(places, key=lambda key: [str(part) for part in key]):
         runs = places[place]
         same_benchmark = [other for other in places if other[0] == place[0]]
         for size in _sizes(runs):
             inside = [run for run in runs if run.config.buffer_size in (size, None)]
-            title = _title(inside[0].config, size, same_benchmark)
+            title = _title(place, size, same_benchmark)
             found.append(Comparison(title, tuple(variants(inside))))
     return found
 
@@ -96,13 +97,16 @@ def _sizes(runs: Iterable[RunResult]) -> list[int] | list[None]:
     return sorted({run.config.buffer_size for run in runs if run.config.buffer_size is not None}) or [None]
 
 
-def _title(config: RunConfig, buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:
-    """Benchmark and buffer, with the settings in which this comparison differs from others on the benchmark."""
-    parts = [config.benchmark]
-    for number, name in enumerate(WHERE[1:], start=1):
-        if len({place[number] for place in places}) > 1:
-            value = getattr(config, name)
-            parts.append(f"{value} tasks" if name == "tasks" else f"{name.replace('_', ' ')} {value}")
+def _title(own: tuple[object, ...], buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:
+    """Benchmark and buffer, with the settings in which this comparison differs from others on the benchmark.
+
+    What is not in use, a limit of None or a validation of 0, is no setting to tell.
+    """
+    parts = [str(own[0])]
+    for number, (name, value) in enumerate(zip(WHERE, own, strict=True)):
+        if value and len({place[number] for place in places}) > 1:
+            tasks = f"{value} task{'' if value == 1 else 's'}"
+            parts.append(tasks if name == "tasks" else f"{name.replace('_', ' ')} {value}")
     return ", ".join([*parts, "no buffer" if buffer_size is None else f"buffer {buffer_size}"])
 
 
@@ -140,7 +144,7 @@ def _settings(config: RunConfig) -> dict[str, str]:
     """What a label may say of a config: a text for each setting, and for those of its method that are not the usual."""
     own = ("options", "settings")
     shared = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ("seed", *own)}
-    texts = {name: f"{name.replace('_', ' ')} {_value(value)}" for name, value in shared.items()}
+    texts = {name: f"{name.replace('_', ' ')} {_value(value)}" for name, value in shared.items() if value is not None}
     return texts | {
         f"{kind} {name}": f"{name}={_value(value)}" for kind in own for name, value in getattr(config, kind)
     }
