@@ -159,6 +159,8 @@ def test_what_is_named_and_what_is_not(out, store):
     store(CONFIG, logits=LOGITS)
     for name in ("notes.txt", "other.json", ".hidden.json", "report.html", "README.md"):
         (out / name).write_text("{}")
+    for ending in ("csv", "json", "png", "svg"):  # a figure with its numbers, as `holdfast analyze` writes them
+        (out / f"recency.{ending}").write_text("[]")
     (out / "failed").mkdir()
     (out / "failed" / "0123456789abcdef.json").write_text("{}")
     (out / f".{CONFIG.fingerprint}-scratch").mkdir()

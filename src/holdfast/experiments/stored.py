@@ -162,8 +162,10 @@ def _files(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
         for place, inside, names in os.walk(folder):
             inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in OWN_FOLDERS)
+            of_figures = {f"{name.removesuffix('.svg')}.json" for name in names if name.endswith(".svg")}
             for name in sorted(names):
-                if not name.startswith(".") and name not in OWN_FILES and not name.endswith(NOT_OURS_TO_READ):
+                ignored = name in OWN_FILES or name in of_figures or name.endswith(NOT_OURS_TO_READ)
+                if not (name.startswith(".") or ignored):
                     yield Path(place, name)
 
 
