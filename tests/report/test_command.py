@@ -92,6 +92,16 @@ def test_a_run_with_damaged_logits_stays_in_the_tables_and_is_named(report, tmp_
     assert one.config.fingerprint in out
 
 
+def test_damaged_logits_do_not_end_a_page_without_analyses(report, tmp_path):
+    """Its tables read calibration from them."""
+    for result in with_logits(*PAPER):
+        save(result, tmp_path / "paper")
+    os.truncate(tmp_path / "paper" / PAPER[0].config.fingerprint / "logits.safetensors", 100)
+    code, _, err = report("paper", "--no-analyses", "--experiment", "table1")
+    assert code == 0, err
+    assert "logits.safetensors is not readable" in err
+
+
 def test_tables_go_to_standard_output_or_a_file(report, tmp_path):
     code, out, _ = report("runs", "--format", "markdown", "--experiment", "table1")
     assert code == 0
