@@ -135,13 +135,16 @@ def test_names_that_are_no_text_are_spelled_out(out, store, tmp_path):
     assert "caf" in write_report(render_report(found), tmp_path / "report.html").read_text("utf-8")
 
 
-def test_damaged_logits_are_skipped_and_named(out, store):
+def test_damaged_logits_are_skipped_and_named_and_their_run_stays(out, store):
     folder = store(CONFIG, logits=LOGITS)
     store(CONFIG.change(seed=1), logits=LOGITS)
     (folder / "logits.safetensors").write_bytes(b"nothing")
     sound = load_results(out).sound()
-    assert [stored.config.seed for stored in sound] == [1]
-    assert "logits.safetensors is not readable" in sound.skipped[0].reason
+    assert [stored.config.seed for stored in sound.sound() if stored.analysis] == [1]
+    assert len(sound) == 2
+    ((path, reason),) = sound.skipped
+    assert path == folder / "logits.safetensors"
+    assert "logits.safetensors is not readable" in reason
 
 
 def test_measures_from_logits_leave_the_weights_alone(out, store):
@@ -156,6 +159,8 @@ def test_what_is_named_and_what_is_not(out, store):
     store(CONFIG, logits=LOGITS)
     for name in ("notes.txt", "other.json", ".hidden.json", "report.html", "README.md"):
         (out / name).write_text("{}")
+    for ending in ("csv", "json", "png", "svg"):  # a figure with its numbers, as `holdfast analyze` writes them
+        (out / f"recency.{ending}").write_text("[]")
     (out / "failed").mkdir()
     (out / "failed" / "0123456789abcdef.json").write_text("{}")
     (out / f".{CONFIG.fingerprint}-scratch").mkdir()

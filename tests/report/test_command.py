@@ -1,3 +1,4 @@
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from holdfast.cli import main
 from holdfast.results import save
 
-from .conftest import PAPER
+from .conftest import PAPER, run
 
 
 @pytest.fixture
@@ -47,12 +48,8 @@ def test_the_results_of_this_repository_make_a_page(report, tmp_path):
 
 
 def test_analyses_are_there_unless_they_would_take_long(report, tmp_path, monkeypatch):
-    few = torch.Generator().manual_seed(0)
-    for result in PAPER[:2]:
-        tasks = result.matrix.shape[1]
-        logits = {f"logits.{task}": torch.randn(20, 10, generator=few) for task in range(tasks)}
-        labels = {f"labels.{task}": torch.randint(0, 10, (20,), generator=few) for task in range(tasks)}
-        save(replace(result, logits=logits | labels), tmp_path / "runs")
+    for result in with_logits(*PAPER[:2]):
+        save(result, tmp_path / "runs")
 
     def page(*options):
         code, _, err = report("runs", *options)
@@ -66,6 +63,43 @@ def test_analyses_are_there_unless_they_would_take_long(report, tmp_path, monkey
     assert not there
     assert "of 2 runs left out; --analyses adds them" in err
     assert page("--analyses") == (True, ANY)
+
+
+def with_logits(*results):
+    """The results with random answers."""
+    generator = torch.Generator().manual_seed(0)
+    for result in results:
+        logits = {}
+        for task in range(result.matrix.shape[1]):
+            logits[f"logits.{task}"] = torch.randn(20, 10, generator=generator)
+            logits[f"labels.{task}"] = torch.randint(0, 10, (20,), generator=generator)
+        yield replace(result, logits=logits)
+
+
+def test_a_run_with_damaged_logits_stays_in_the_tables_and_is_named(report, tmp_path):
+    """It vanished from them, and without a word from those of the HTML page."""
+    one, other = (run(method, tasks=2) for method in ("er", "l2"))
+    for result in with_logits(one, other):
+        save(result, tmp_path / "own")
+    damaged = tmp_path / "own" / one.config.fingerprint / "logits.safetensors"
+    os.truncate(damaged, 100)
+    code, _, err = report("own")
+    assert code == 0
+    assert f"skipped own/{one.config.fingerprint}/logits.safetensors: " in err
+    assert "2 results -> report.html" in err
+    code, out, err = report("own", "--format", "csv")
+    assert (code, err) == (0, "")  # which needs no logits
+    assert one.config.fingerprint in out
+
+
+def test_damaged_logits_do_not_end_a_page_without_analyses(report, tmp_path):
+    """Its tables read calibration from them."""
+    for result in with_logits(*PAPER):
+        save(result, tmp_path / "paper")
+    os.truncate(tmp_path / "paper" / PAPER[0].config.fingerprint / "logits.safetensors", 100)
+    code, _, err = report("paper", "--no-analyses", "--experiment", "table1")
+    assert code == 0, err
+    assert "logits.safetensors is not readable" in err
 
 
 def test_tables_go_to_standard_output_or_a_file(report, tmp_path):
@@ -89,6 +123,7 @@ def test_skipped_files_are_named(report, tmp_path):
     [
         (["nowhere"], 2, "nowhere is not a folder"),
         (["empty"], 1, "no results in empty"),
+        (["runs", "--format", "csv", "--analyses"], 2, "no place for them in --format csv"),
         (["runs", "--format", "pdf"], 2, "unknown format 'pdf'"),
         (["runs", "--experiment", "tabel1"], 2, "did you mean 'table1'"),
         (["runs", "--out", "runs"], 1, "could not be written"),

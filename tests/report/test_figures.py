@@ -126,6 +126,18 @@ def test_no_text_is_clipped_or_overlaps_with_all_methods(tasks, title):
         assert drawn(chart.draw(title=title)) == ([], []), chart.title
 
 
+@pytest.mark.parametrize("several", [3, 7])
+def test_long_names_of_variants_neither_overlap_nor_become_the_same(several):
+    """Titles of accuracy matrices were printed over each other."""
+    usual = {"replay_size": 64, "optimizer": "adamw"}
+    runs = [run("er", 80.0 + at, lr=0.123, weight_decay=at / 1000, **usual) for at in range(several)]
+    (comparison,) = comparisons([*runs, *(run("er", lr=lr) for lr in (0.1, 0.2, 0.3, 0.4))])
+    for chart in (*comparison_charts(comparison), *score_charts(comparison)):
+        assert drawn(chart.draw(title=chart.title)) == ([], []), chart.title
+    titles = [panel.get_title("left") for panel in comparison_charts(comparison)[1].draw().axes[:-1]]
+    assert len({title.split("\n")[0] for title in titles}) == several + 4
+
+
 def test_dots_say_their_numbers():
     figure = draw_dots({"ours": [Dot.of_runs("er", "er", 80.0, 1.0, 3), Dot("l2", "l2", 85.0)]}, title="t")
     assert drawn(figure) == ([], [])

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.analysis.comparisons import comparisons
 from holdfast.report.charts import comparison_charts, score_charts
-from holdfast.report.numbers import Numbers
+from holdfast.report.numbers import Numbers, by_benchmark, run_numbers
 from holdfast.report.series import Line, curves, heatmaps, highlights, mean_over_seen, scores
 
 from .conftest import make, run
@@ -95,6 +95,17 @@ def test_numbers_behind_curves_are_exported():
     assert text[0] == "line,after_task,seen_tasks_mean,seen_tasks_std,first_task_mean,first_task_std,seeds"
     assert text[2].startswith("er,2,75,7.07107,65,")
     assert json.loads(numbers.json())[1]["seen_tasks_mean"] == 75.0
+
+
+def test_settings_of_runs_are_written_as_options_are():
+    """A table had them as Python writes them, `()` where there are none."""
+    found = run("ballast", settings=(("decay", 0.996), ("turn", 1.0), ("target", "stored")), options=(("p", 2.0),))
+    plain = run("ballast", seed=1)
+    rows = run_numbers([found, plain]).plain()
+    assert [row["settings"] for row in rows] == ["decay=0.996 target=stored turn=1", ""]
+    assert [row["options"] for row in rows] == ["p=2", ""]
+    (alike,) = by_benchmark([plain])
+    assert "settings" not in dict(alike["common"])
 
 
 def test_csv_disarms_formulas_and_quotes():

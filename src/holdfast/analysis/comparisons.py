@@ -1,6 +1,6 @@
 """Results -> variants (one config over its seeds) -> comparisons (variants that belong in one picture)."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import isnan
@@ -79,14 +79,15 @@ def comparisons(results: Iterable[RunResult]) -> list[Comparison]:
     """Which results belong in one picture, by benchmark, setting and buffer size."""
     places: dict[tuple[object, ...], list[RunResult]] = defaultdict(list)
     for result in results:
-        places[tuple(getattr(result.config, name) for name in WHERE)].append(result)
+        tasks = result.matrix.shape[1]  # of the stream; a config need not say
+        places[tuple(tasks if name == "tasks" else getattr(result.config, name) for name in WHERE)].append(result)
     found: list[Comparison] = []
     for place in sorted(places, key=lambda key: [str(part) for part in key]):
         runs = places[place]
         same_benchmark = [other for other in places if other[0] == place[0]]
         for size in _sizes(runs):
             inside = [run for run in runs if run.config.buffer_size in (size, None)]
-            title = _title(inside[0].config, size, same_benchmark)
+            title = _title(place, size, same_benchmark)
             found.append(Comparison(title, tuple(variants(inside))))
     return found
 
@@ -96,41 +97,63 @@ def _sizes(runs: Iterable[RunResult]) -> list[int] | list[None]:
     return sorted({run.config.buffer_size for run in runs if run.config.buffer_size is not None}) or [None]
 
 
-def _title(config: RunConfig, buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:
-    """Benchmark and buffer, with the settings in which this comparison differs from others on the benchmark."""
-    parts = [config.benchmark]
-    for number, name in enumerate(WHERE[1:], start=1):
-        if len({place[number] for place in places}) > 1:
-            value = getattr(config, name)
-            parts.append(f"{value} tasks" if name == "tasks" else f"{name.replace('_', ' ')} {value}")
+def _title(own: tuple[object, ...], buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:
+    """Benchmark and buffer, with the settings in which this comparison differs from others on the benchmark.
+
+    What is not in use, a limit of None or a validation of 0, is no setting to tell.
+    """
+    parts = [str(own[0])]
+    for number, (name, value) in enumerate(zip(WHERE, own, strict=True)):
+        if value and len({place[number] for place in places}) > 1:
+            tasks = f"{value} task{'' if value == 1 else 's'}"
+            parts.append(tasks if name == "tasks" else f"{name.replace('_', ' ')} {value}")
     return ", ".join([*parts, "no buffer" if buffer_size is None else f"buffer {buffer_size}"])
 
 
 def _labels(configs: Sequence[RunConfig]) -> dict[RunConfig, str]:
-    """The shortest names that tell the configs apart: the method, and the settings in which its namesakes differ."""
+    """A name of its own for each config: the method, and the settings in which it departs from most of its namesakes.
+
+    Two configs never share a name: where they differ, at most one of them has the usual value, and the other tells it.
+    """
     by_method: dict[str, list[RunConfig]] = defaultdict(list)
     for config in configs:
         by_method[config.method].append(config)
     labels = {}
     for method, namesakes in by_method.items():
         told = {config: _settings(config) for config in namesakes}
-        names = dict.fromkeys(name for texts in told.values() for name in texts)
-        differing = [name for name in names if len({texts.get(name) for texts in told.values()}) > 1]
+        names = {name for texts in told.values() for name in texts}
+        usual = {name: _usual([texts.get(name, "") for texts in told.values()]) for name in names}
         for config, texts in told.items():
-            labels[config] = ", ".join([method, *(texts[name] for name in differing if name in texts)])
+            labels[config] = ", ".join([method, *(text for name, text in texts.items() if text != usual[name])])
     return labels
+
+
+def _usual(texts: Sequence[str]) -> str:
+    """Which of the texts for a setting goes without saying: the most common one, of several the first by letters.
+
+    If some have no text, that is their method's default, and usual. Nothing is if no two have the same.
+    """
+    counts = Counter(texts)
+    most = max(counts.values())
+    if "" in counts or most == 1 < len(counts):
+        return ""
+    return min(text for text, count in counts.items() if count == most)
 
 
 def _settings(config: RunConfig) -> dict[str, str]:
     """What a label may say of a config: a text for each setting, and for those of its method that are not the usual."""
     own = ("options", "settings")
     shared = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ("seed", *own)}
-    texts = {name: f"{name.replace('_', ' ')} {_value(value)}" for name, value in shared.items()}
-    return texts | {name: f"{name}={_value(value)}" for name, value in (*config.options, *config.settings)}
+    texts = {name: f"{name.replace('_', ' ')} {_value(value)}" for name, value in shared.items() if value is not None}
+    return texts | {
+        f"{kind} {name}": f"{name}={_value(value)}" for kind in own for name, value in getattr(config, kind)
+    }
 
 
 def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """As short as possible, and never the same for two numbers."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else str(value)
 
 
 def _sortable(config: RunConfig) -> list[tuple[bool, float, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +38,8 @@ class Stored:
     """The JSON file it was read from."""
     embedded: dict[str, float] = field(default_factory=dict)
     """Measures inside the JSON itself, where `condensed` puts them."""
+    damaged: bool = False
+    """Whether its logits or the measures beside it cannot be read. Then neither counts as being there."""
 
     @property
     def config(self) -> RunConfig:
@@ -52,7 +54,7 @@ class Stored:
     @property
     def has_logits(self) -> bool:
         """Whether the logits of the test sets are beside the result."""
-        return self.folder is not None and (self.folder / results.LOGITS).exists()
+        return not self.damaged and self.folder is not None and (self.folder / results.LOGITS).exists()
 
     @cached_property
     def analysis(self) -> RunAnalysis | None:
@@ -63,7 +65,7 @@ class Stored:
     def measures(self) -> dict[str, float]:
         """Numbers of analyses carried out before, by name of the measure."""
         beside = self.path.with_name(MEASURES_FILE)
-        if self.folder is None or not beside.exists():
+        if self.damaged or self.folder is None or not beside.exists():
             return dict(self.embedded)
         try:
             return {**self.embedded, **validated(dict[str, float], read_json(beside), "measures")}
@@ -96,16 +98,19 @@ class Results:
         self.skipped.append(Skipped(Path(_visible(path)), _visible(reason)))
 
     def sound(self) -> Results:
-        """The results whose measures and logits can be read; the others are skipped."""
-        found = Results(skipped=list(self.skipped))
-        for fingerprint, stored in self.by_fingerprint.items():
-            try:
-                _ = stored.measures, stored.analysis
-            except HoldfastError as error:
-                found.skip(stored.path, error)
-            else:
-                found.by_fingerprint[fingerprint] = stored
-        return found
+        """These results, from now on without measures and logits that cannot be read: those files are skipped.
+
+        The accuracies of such a run do not need them, so it stays.
+        """
+        for fingerprint in self.by_fingerprint:
+            for file, part in ((MEASURES_FILE, "measures"), (results.LOGITS, "analysis")):
+                stored = self.by_fingerprint[fingerprint]
+                try:
+                    getattr(stored, part)
+                except HoldfastError as error:
+                    self.skip(stored.path.with_name(file), error)
+                    self.by_fingerprint[fingerprint] = replace(stored, damaged=True)
+        return self
 
     def __len__(self) -> int:
         return len(self.by_fingerprint)
@@ -157,8 +162,10 @@ def _files(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
         for place, inside, names in os.walk(folder):
             inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in OWN_FOLDERS)
+            of_figures = {f"{name.removesuffix('.svg')}.json" for name in names if name.endswith(".svg")}
             for name in sorted(names):
-                if not name.startswith(".") and name not in OWN_FILES and not name.endswith(NOT_OURS_TO_READ):
+                ignored = name in OWN_FILES or name in of_figures or name.endswith(NOT_OURS_TO_READ)
+                if not (name.startswith(".") or ignored):
                     yield Path(place, name)
 
 

@@ -17,6 +17,8 @@ __all__ = ["Numbers", "Value", "by_benchmark", "run_numbers"]
 Value = str | int | float | None
 
 RECORDED = ("holdfast", "commit", "torch", "python", "device", "device_type", "threads")
+OWN = ("settings", "options")
+"""Of a method and its regularizer, as pairs of name and value."""
 NUMBERS = ("seed", *FROM_MATRICES, "seconds")
 """Columns that are shown even where all runs are alike."""
 
@@ -72,16 +74,20 @@ def by_benchmark(results: Iterable[RunResult]) -> list[dict[str, Any]]:
 
 def run_numbers(results: Iterable[RunResult]) -> Numbers:
     """A row per run: its settings, its numbers, where it ran. Forward transfer only where tasks share their classes."""
-    settings = [field.name for field in fields(RunConfig) if field.name != "options"]
+    shared = [field.name for field in fields(RunConfig) if field.name not in OWN]
     rows = []
     for result in results:
         given: dict[str, float] = {name: float(getattr(result, name)) for name in FROM_MATRICES}
         given["forward_transfer"] = given["forward_transfer"] if result.shares_classes else nan
-        options = " ".join(f"{name}={value:g}" for name, value in result.config.options)
-        chosen = (_plain(getattr(result.config, name)) for name in settings)
+        chosen = (_plain(getattr(result.config, name)) for name in shared)
+        own = (_assignments(getattr(result.config, kind)) for kind in OWN)
         where = (_plain(result.environment.get(name)) for name in RECORDED)
-        rows.append((*chosen, options, *given.values(), result.seconds, *where, result.config.fingerprint))
-    return Numbers((*settings, "options", *FROM_MATRICES, "seconds", *RECORDED, "fingerprint"), rows)
+        rows.append((*chosen, *own, *given.values(), result.seconds, *where, result.config.fingerprint))
+    return Numbers((*shared, *OWN, *FROM_MATRICES, "seconds", *RECORDED, "fingerprint"), rows)
+
+
+def _assignments(pairs: Iterable[tuple[str, Value]]) -> str:
+    return " ".join(f"{name}={_text(value)}" for name, value in pairs)
 
 
 def _benchmark_runs(name: str, numbers: Numbers) -> dict[str, Any]:

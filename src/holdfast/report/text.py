@@ -1,9 +1,10 @@
 """Numbers, times and names as people read them."""
 
 import re
+from collections.abc import Iterable
 from math import isnan
 
-__all__ = ["count", "duration", "latex", "markdown", "plus_minus", "shorten", "slug", "visible"]
+__all__ = ["count", "duration", "latex", "markdown", "plus_minus", "shorten", "shorten_all", "slug", "visible"]
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -58,6 +59,23 @@ def shorten(name: str, longest: int) -> str:
     """The name in characters that can be drawn, cut to at most `longest` of them."""
     name = visible(name)
     return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def shorten_all(names: Iterable[str], longest: int) -> dict[str, str]:
+    """Each name cut to at most `longest` characters; those that would become the same are numbered.
+
+    >>> shorten_all(["er, lr 0.1", "er, lr 0.2", "l2"], 8)
+    {'er, lr 0.1': 'er, l… 1', 'er, lr 0.2': 'er, l… 2', 'l2': 'l2'}
+    """
+    alike: dict[str, list[str]] = {}
+    for name in sorted(set(names)):  # a name has the same number in every figure
+        alike.setdefault(shorten(name, longest), []).append(name)
+    found = {}
+    for short, same in alike.items():
+        for number, name in enumerate(same, start=1):
+            end = f" {number}" if len(same) > 1 else ""
+            found[name] = shorten(name, longest - len(end)) + end if end else short
+    return found
 
 
 def slug(text: str) -> str:

@@ -16,7 +16,7 @@ from holdfast.files import telling
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
 from holdfast.report.draw.runs import draw_cells
 from holdfast.report.draw.style import INK, Style, looks
-from holdfast.report.text import shorten
+from holdfast.report.text import shorten_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +31,7 @@ def draw_reliability(found: Sequence[tuple[str, str, Calibration, float]], *, ti
     """Reliability diagrams by label and method, with the ECE in percent; below each, where its confidences lie."""
     across, rows = per_row(len(found), 6)
     styles = looks({label: method for label, method, _, _ in found})
+    names = shorten_all(styles, 16)
     width, height = across * 1.85 + 0.65, rows * 2.6 + 0.55
     with blank(width, height, title) as figure:
         for number, (left, top) in enumerate(places(len(found), across, (1.85, 2.6), 0.6, 0.4)):
@@ -39,7 +40,7 @@ def draw_reliability(found: Sequence[tuple[str, str, Calibration, float]], *, ti
             panel = add_panel(figure, (left, top + 0.45, 1.65, 1.25))
             strip = add_panel(figure, (left, top + 1.78, 1.65, 0.3))
             _draw_diagram(panel, strip, bins, style)
-            panel.set_title(f"{shorten(label, 16)}\nECE {ece:.1f} %", fontsize=10.5, color=style.color)
+            panel.set_title(f"{names[label]}\nECE {ece:.1f} %", fontsize=10.5, color=style.color)
             panel.tick_params(labelbottom=False, labelleft=is_first)
             strip.set_xlabel("confidence", labelpad=1)
             if is_first:
@@ -72,6 +73,7 @@ def draw_recency(found: Sequence[tuple[str, str, Sequence[float], float]], *, ti
     highest = max(max(probabilities) for _, _, probabilities, _ in found)
     styles = looks({label: method for label, method, _, _ in found})
     wide = max(1.25, 0.21 * tasks)
+    names = shorten_all(styles, int(wide / 0.1))
     across, rows = per_row(len(found), max(1, int(10.5 / (wide + 0.15))))
     width, height = across * (wide + 0.15) + 0.75, rows * 2.25 + 0.4
     with blank(width, height, title) as figure:
@@ -79,9 +81,7 @@ def draw_recency(found: Sequence[tuple[str, str, Sequence[float], float]], *, ti
             label, _, probabilities, gap = found[number]
             panel = add_panel(figure, (left, top + 0.5, wide, 1.25))
             _draw_group(panel, probabilities, styles[label])
-            panel.set_title(
-                f"{shorten(label, int(wide / 0.1))}\ngap {gap:+.2f}", fontsize=10.5, color=styles[label].color
-            )
+            panel.set_title(f"{names[label]}\ngap {gap:+.2f}", fontsize=10.5, color=styles[label].color)
             panel.set_ylim(0, 1.08 * highest)
             panel.tick_params(labelleft=number % across == 0)
             panel.set_ylabel("probability" if number % across == 0 else "")
@@ -109,7 +109,8 @@ def draw_robustness(
     """A row of numbered cells per method: accuracy in percent under each corruption, and in other columns."""
     categories = [CORRUPTIONS[name].category if name in CORRUPTIONS else name for name in columns]
     values = [value for _, row in rows for value in row]
-    names = [shorten(name, LONGEST) for name, _ in rows]
+    short = shorten_all((name for name, _ in rows), LONGEST)
+    names = [short[name] for name, _ in rows]
     left, wide, tall = 0.3 + text_width(names), 0.47 * len(columns), 0.3 * len(rows)
     with blank(left + wide + 0.2, tall + 2.15, title, grid="") as figure:
         panel = add_panel(figure, (left, 0.75, wide, tall))

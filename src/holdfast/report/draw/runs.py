@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.report.draw.canvas import add_note, add_panel, blank, per_row, places, text_width
 from holdfast.report.draw.style import INK, QUIET, Style, color_map, looks
 from holdfast.report.series import Dot, Heatmap, Line, highlights
-from holdfast.report.text import shorten
+from holdfast.report.text import shorten_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ LONGEST = 30  # characters of a name in a figure
 PANEL = 2.9  # inches: width of a panel with lines; two of them fill half a page
 DOTS, FEW_DOTS, MANY_DOTS = 2.6, 1.25, 0.75  # inches: width of a panel with dots if it is alone, one of a few, of many
 FAR = 5.0  # bands from the published value up to which a panel makes room for a dot
+LETTER = 0.1  # inches of a panel's width for each letter of its title
 MARGIN = 0.75  # inches left of a panel, for numbers and their unit
 DARK_CELLS = 0.29  # share of the colour scale on which white letters can be read better than black ones
 MOST_BANDS = 4  # lines that can show their standard deviation as a band without hiding each other
@@ -45,13 +46,14 @@ def draw_lines(
         label: style if label in named else QUIET
         for label, style in looks({line.label: line.method for line in lines}).items()
     }
-    names = 0.33 + text_width([shorten(line.label, LONGEST) for line in lines if line.label in named])
-    width, height = MARGIN + len(panels) * (PANEL + names), max(2.8, 1.2 + len(named) * 0.24)
+    names = shorten_all((line.label for line in lines), LONGEST)
+    beside = 0.33 + text_width([names[line.label] for line in lines if line.label in named])
+    width, height = MARGIN + len(panels) * (PANEL + beside), max(2.8, 1.2 + len(named) * 0.24)
     top, last = 0.65 if title else 0.35, max(len(line.mean) for line in lines)
     with blank(width, height, title) as figure:
         drawn: list[Axes] = []
         for number, (what, inside) in enumerate(panels.items()):
-            box = (MARGIN + number * (PANEL + names), top, PANEL, height - top - 0.55)
+            box = (MARGIN + number * (PANEL + beside), top, PANEL, height - top - 0.55)
             panel = add_panel(figure, box, sharey=drawn[0] if drawn else None)
             for place, line in enumerate(sorted(inside, key=lambda line: line.label in named)):
                 _draw_line(panel, line, styles[line.label], place, last, band=len(lines) <= MOST_BANDS)
@@ -61,7 +63,7 @@ def draw_lines(
             drawn.append(panel)
         drawn[0].set_ylabel(axis)
         for panel, inside in zip(drawn, panels.values(), strict=True):
-            _label_ends(panel, [line for line in inside if line.label in named], styles, last)
+            _label_ends(panel, [line for line in inside if line.label in named], names, styles, last)
     return figure
 
 
@@ -74,8 +76,9 @@ def draw_heatmaps(maps: Sequence[Heatmap], *, title: str = "") -> Figure:
     """Accuracy matrices side by side on one colour scale: a row per stage, a column per task."""
     across, rows = per_row(len(maps), 8)
     side = 1.35 if across > 5 else 1.75 if across > 2 else 2.6
-    top, size = 0.7 if title else 0.35, (side + 0.2, side + 0.5)
-    width, height = across * size[0] + 1.5, rows * size[1] + top + 0.25
+    top, size = 0.9 if title else 0.55, (side + 0.2, side + 0.7)
+    names = shorten_all((heatmap.label for heatmap in maps), int(side / LETTER))
+    width, height = across * size[0] + 1.5, rows * size[1] + top + 0.05
     low, high = _limits([row for heatmap in maps for row in heatmap.rows])
     with blank(width, height, title, grid="") as figure:
         for number, (left, at) in enumerate(places(len(maps), across, size, 0.6, top)):
@@ -83,7 +86,7 @@ def draw_heatmaps(maps: Sequence[Heatmap], *, title: str = "") -> Figure:
             panel = add_panel(figure, (left, at, side, side))
             draw_cells(panel, heatmap.rows, (low, high), numbered=side > 2 and len(heatmap.rows) <= 6)
             final = heatmap.rows[-1]
-            panel.set_title(f"{shorten(heatmap.label, LONGEST)}  {sum(final) / len(final):.1f}", fontsize=10)
+            panel.set_title(f"{names[heatmap.label]}\n{sum(final) / len(final):.1f}", fontsize=10)
             panel.set_xticks(list(task_ticks(len(final))) if is_lowest else [])
             panel.set_yticks(list(task_ticks(len(heatmap.rows))) if number % across == 0 else [])
             panel.set_ylabel("after task" if number % across == 0 else "")
@@ -128,7 +131,8 @@ def draw_dots(
     """
     rows = list(order) or [dot.label for dot in next(iter(panels.values()))]
     styles = looks({dot.label: dot.method for dots in panels.values() for dot in dots}, variants_differ=False)
-    names = 0.25 + text_width([shorten(label, LONGEST) for label in rows])
+    short = shorten_all(rows, LONGEST)
+    names = 0.25 + text_width(list(short.values()))
     texts = [0.2 + text_width([dot.text for dot in dots if dot.text]) for dots in panels.values()]
     wide = DOTS if len(panels) == 1 else FEW_DOTS if len(panels) < 4 else MANY_DOTS
     heads = [what.replace(", ", "\n") if len(panels) > 1 else what for what in panels]
@@ -139,7 +143,7 @@ def draw_dots(
             panel = add_panel(figure, (names + number * wide + sum(texts[:number]), top, wide, tall))
             for dot in dots:
                 _draw_dot(panel, dot, rows.index(dot.label), styles[dot.label])
-            panel.set_yticks(range(len(rows)), [shorten(label, LONGEST) if number == 0 else "" for label in rows])
+            panel.set_yticks(range(len(rows)), [short[label] if number == 0 else "" for label in rows])
             panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
             panel.margins(x=0.08)
             panel.locator_params(axis="x", nbins=4 if len(panels) == 1 else 3)
@@ -210,7 +214,9 @@ def _draw_line(panel: Axes, line: Line, style: Style, number: int, last: int, *,
         panel.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
 
 
-def _label_ends(panel: Axes, lines: Sequence[Line], styles: Mapping[str, Style], last: int) -> None:
+def _label_ends(
+    panel: Axes, lines: Sequence[Line], names: Mapping[str, str], styles: Mapping[str, Style], last: int
+) -> None:
     """Names beside the ends of the lines, pushed apart where they would overlap, with a thin lead to each."""
     low, high = panel.get_ylim()
     left, right = panel.get_xlim()
@@ -220,7 +226,7 @@ def _label_ends(panel: Axes, lines: Sequence[Line], styles: Mapping[str, Style],
     for line, at in zip(drawn, spread([line.mean[-1] for line in drawn], gap, low, high), strict=True):
         color, start = styles[line.label].color, right if line.is_level else last
         panel.plot([start, right + room], [line.mean[-1], at], color=color, linewidth=0.7, clip_on=False, alpha=0.7)
-        panel.text(right + 1.25 * room, at, shorten(line.label, LONGEST), va="center", color=color, fontsize=9.5)
+        panel.text(right + 1.25 * room, at, names[line.label], va="center", color=color, fontsize=9.5)
     panel.set(xlim=(left, right), ylim=(low, high))
 
 
