@@ -146,7 +146,7 @@ def _tables(found: Findings) -> list[Table]:
         made.append(_filled("Average probability of each task", columns, beliefs))
         made.append(_filled("Share of predictions in each task", columns, shares))
     robust = [(one, one.robustness) for one in summaries if one.robustness]
-    title = f"Accuracy under corruptions (%), {robust[0][1].source if robust else ''} images"
+    title = f"Accuracy under corruptions (%), over all {robust[0][1].source if robust else ''} images"
     corrupted = [(one.label, r.clean, *map(r.per_category.get, CATEGORIES), _text(one.mra)) for one, r in robust]
     made.append(_filled(title, ("method", "clean", *CATEGORIES, "mRA"), corrupted))
     claims = [(claim.statement, claim.outcome, claim.detail) for claim in found.claims]
