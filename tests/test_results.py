@@ -67,6 +67,11 @@ def test_round_trip(tmp_path):
         assert getattr(back, name) == pytest.approx(getattr(written, name))
 
 
+def test_whole_seconds_are_a_number_like_others():
+    values = result().to_json() | {"seconds": 12}
+    assert isinstance(RunResult.from_json(values).seconds, float)
+
+
 def test_logits_are_read_without_the_weights(tmp_path):
     folder = save(result(), tmp_path)
     (folder / "weights.safetensors").write_text("damaged")

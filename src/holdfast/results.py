@@ -124,7 +124,7 @@ class RunResult:
             raise ValueError("its matrices are not of one shape")
         if found.seconds < 0:
             raise ValueError(f"seconds is {found.seconds}")
-        return cls(found.config, matrix, task_matrix, untrained, found.seconds, found.timing, found.environment)
+        return cls(found.config, matrix, task_matrix, untrained, float(found.seconds), found.timing, found.environment)
 
 
 @dataclass(frozen=True)
