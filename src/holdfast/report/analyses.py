@@ -140,7 +140,7 @@ def _robustness(found: Findings) -> Chart | None:
         draw_robustness,
         ["clean", *names, *([] if first.mra is None else ["mRA"])],
         cells,
-        note=f"{source}; over all images, whatever their task; means over severities {', '.join(map(str, first.severities))}",
+        note=f"{source}; over all images; means over severities {', '.join(map(str, first.severities))}",
     )
     title = f"{found.title}: accuracy under corruptions (%)"
     mras = ranking((label, robust.mra) for label, robust in shown if robust.mra is not None)
