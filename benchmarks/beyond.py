@@ -23,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median_low, stdev
@@ -38,11 +39,11 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.averages import follow
-from holdfast.learners.ballast import Ballast, seen_by
+from holdfast.learners.ballast import Ballast
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
-from holdfast.learners.turned import TurnedClasses
+from holdfast.learners.turned import turn_images
 from holdfast.methods import LEARNERS, REGULARIZERS
 from holdfast.models import MODELS, ResNet18, evaluating, features, last_layer
 from holdfast.nested import Nested, concat, rows, split
@@ -59,7 +60,7 @@ EPOCHS, SAMPLES = 5, 10_000
 MODELS.register("narrow", "resnet18 with an eighth of the channels, for CPUs")(partial(ResNet18, width=8))
 
 
-FINAL = {*settings_of(LEARNERS["ballast"]), "balanced"}
+FINAL = {*settings_of(LEARNERS["ballast"]), "balanced", *(each.name for each in fields(RunConfig))}
 CHOICES = {
     "statistics": ("own", "buffer"),
     "mix": ("none", "mixup", "cutmix"),
@@ -88,8 +89,7 @@ class Candidate(Ballast):
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent.
     strength: how many times `adjusted` adds that logarithm.
-    recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. With many classes,
-        most are absent from a single step, and 1 / (1 - recall) steps tell better how frequent they are.
+    recall: as in Ballast.
     mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
         the same shares. The averaged network sees the samples unmixed.
     jitter: how strongly drawn images are cropped, scaled and recoloured for the network, 0 to 1. The averaged network
@@ -103,9 +103,7 @@ class Candidate(Ballast):
         the same average.
     anchor: how far the network's weights move towards the teacher's after each step, 0 to 1.
     turn: weight of the cross-entropy of turned images, as in Ballast.
-    looks: how the evaluated network looks at images: "once"; "mirrored" to answer with the mean of its outputs for an
-        image and for its mirror image; "angles" for the mean over four right angles of its outputs for the classes at
-        that angle.
+    looks: as in Ballast; or "mirrored" to answer with the mean of its outputs for an image and for its mirror image.
     limit: upper limit for the norm of the gradient, so that new classes cannot move the network far at once. 0: none.
     contrast: weight of supervised contrast between two views of the minibatch and of the draw, the ordinary one and a
         jittered one: features of one class shall point one way. The network needs `features(x)`.
@@ -142,13 +140,14 @@ class Candidate(Ballast):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength, "turn": turn}
+        ideas |= {"recall": recall, "looks": "angles" if looks == "angles" else "once"}
         ideas |= {"hold_features": hold_features, "teacher": teacher} if hold_features else {}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
         for name, value in (("statistics", statistics), ("mix", mix), ("looks", looks)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
         check_weights(hold=hold, contrast=contrast, limit=limit)
-        check_shares(teacher=teacher, jitter=jitter, refresh=refresh, anchor=anchor, recall=recall)
+        check_shares(teacher=teacher, jitter=jitter, refresh=refresh, anchor=anchor)
         if not decay and (target == "average" or hold or refresh):
             raise UsageError('without an averaged network (decay=0), give target="stored", hold=0 and refresh=0.')
         if hold_features and not teacher:
@@ -156,14 +155,9 @@ class Candidate(Ballast):
         if contrast and (hold_features or turn):
             raise UsageError("contrast shows the images once more: give neither hold_features nor turn.")
         self.regularizer, self.statistics, self.mix = REGULARIZERS[regularizer], statistics, mix
-        self.recall, classes = recall, len(self.seen)
-        sizes = (classes, 4 * classes) if recall else ()  # of classes, and of classes at angles
-        self.recalled = {size: torch.zeros(size, device=self.device) for size in sizes}
-        self._recalling: dict[int, Tensor] = {}
-        if looks == "angles" and not turn:
-            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
+        if nearest and looks == "angles":
+            raise UsageError('nearest answers for images as they are: give looks="once" or "mirrored".')
         self.looks = looks
-        self.turned_average = deepcopy(self.turned) if looks == "angles" else None
         self.refresh, self._fresh = refresh, None
         self.nearest = deepcopy(self.average) if nearest else None
         self.jitter, self.jitter_all, self.hold, self.contrast = jitter, jitter_all, hold, contrast
@@ -202,7 +196,7 @@ class Candidate(Ballast):
         else:
             images = [concat([observed, replayed])]
             if self.turned is not None:
-                turned, classes = self.turned.turn(images[0], torch.cat([y, drawn.y]))
+                turned, classes = turn_images(images[0], torch.cat([y, drawn.y]), len(self.seen), self.angles)
                 images.append(turned)
             (outputs, now, *others), found = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
@@ -225,16 +219,6 @@ class Candidate(Ballast):
             every = self.turned.complete(torch.cat(others), found[sum(sizes) :])
             total = total + self.turn * self._turned_loss(every, classes, sizes)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
-
-    @torch.no_grad()
-    def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
-        """1 + how often each class is among the labels; with `recall`, also among those of earlier steps."""
-        counts = super()._counts(outputs, *labels)
-        if not self.recall:
-            return counts
-        recalled = self.recall * self.recalled[len(counts)] + (counts - 1)
-        self._recalling[len(counts)] = recalled
-        return 1 + recalled.to(counts.dtype)
 
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The outputs for a minibatch and a draw, and supervised contrast between each and a second view of it."""
@@ -268,27 +252,19 @@ class Candidate(Ballast):
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)
-        for size, recalled in self._recalling.items():
-            self.recalled[size].copy_(recalled)
-        if self.turned_average is not None:
-            limit = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
-            follow(self.turned_average, self.turned, 1 - limit)
         if self.anchor:
             follow(self.model, self.teacher, torch.full((), self.anchor, device=self.device))
 
     def extra_state(self) -> dict[str, Any]:
-        """As in Ballast, and the random numbers of mixtures and jitter, counts, and the average of the turned layer."""
-        found = super().extra_state() | {"generator": self.generator}
-        found |= {f"recalled {size}": counts for size, counts in self.recalled.items()}
-        return found if self.turned_average is None else found | {"turned average": self.turned_average}
+        """As in Ballast, and the random numbers of mixtures and jitter."""
+        return super().extra_state() | {"generator": self.generator}
 
     def evaluated(self) -> nn.Module:
         """The network that answers, which may look at an image more than once."""
         if self.looks == "mirrored":
             return Mirrored(self._steady())
-        if self.turned_average is not None:
-            return AtAllAngles(self._steady(), self.turned_average)
-        return self._steady()
+        steady = self._steady()
+        return steady if self.at_all_angles is None else super().evaluated()
 
     def _steady(self) -> nn.Module:
         """The averaged network, if there is one; with statistics of the stored samples, if wanted."""
@@ -313,23 +289,6 @@ class Mirrored(nn.Module):
 
     def forward(self, view: Tensor) -> Tensor:
         return (self.network(view) + self.network(view.flip(3))) / 2
-
-
-class AtAllAngles(nn.Module):
-    """Answers with the mean, over four right angles, of the outputs for the classes of an image at that angle."""
-
-    def __init__(self, network: nn.Module, turned: TurnedClasses) -> None:
-        super().__init__()
-        self.network, self.turned = network, turned
-
-    def forward(self, view: Tensor) -> Tensor:
-        outputs = []
-        for angle in range(4):
-            with seen_by(last_layer(self.network)) as seen:
-                straight = self.network(view.rot90(angle, (2, 3)))
-            every = self.turned.complete(straight, torch.cat(seen))
-            outputs.append(every.unflatten(1, (4, self.turned.classes))[:, angle])
-        return torch.stack(outputs).mean(0)
 
 
 def mixup(view: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -616,7 +575,7 @@ def config_of(
     config = config.change(method="beyond")
     if epochs is not None:
         config = config.change(epochs=epochs, validation=VALIDATION)
-    elif settings.get("decay", 1) and all(hasattr(config, name) or name in FINAL for name in settings):
+    elif settings.get("decay", 1) and settings.get("looks") != "mirrored" and settings.keys() <= FINAL:
         config = config.change(method="ballast")
     known = settings_for(config)
     config = config.parse(more, known)

@@ -66,7 +66,11 @@ def test_captured_steps_equal_eager_ones(name, method):
         torch.testing.assert_close(got[part], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, part=part: f"{part}: {m}")
 
 
-@pytest.mark.parametrize("idea", [["hold_features=5", "teacher=0.9"], ["turn=1"]], ids=str)
+@pytest.mark.parametrize(
+    "idea",
+    [["hold_features=5", "teacher=0.9"], ["turn=1"], ["turn=1", "looks=angles", "adjusted=true", "recall=0.9"]],
+    ids=str,
+)
 def test_captured_steps_that_need_features(idea):
     """Passes ask the networks for more than their outputs; turned images have a generator of their own."""
     config = short("seq-cifar10", "ballast", batch_size=48, replay_size=16, precision="float32", epochs=10)

@@ -158,7 +158,7 @@ def test_turned_images_are_further_classes(kind, idea):
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     learner = ballast(model, turn=0.4, target="stored", class_weights=weights, **({idea: True} if idea else {}))
-    buffer, numbers = record(learner), torch.Generator().set_state(learner.turned.generator.get_state())
+    buffer, numbers = record(learner), torch.Generator().set_state(learner.angles.get_state())
     seen = set()
 
     def mean(outputs, labels, everything):
@@ -212,6 +212,62 @@ def test_only_square_images_can_be_turned():
     assert_same_state(learner.model, before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("turn", [0.0, 0.5])
+def test_counts_of_earlier_steps_fade(turn):
+    learner = ballast(features_network("mlp"), adjusted=True, recall=0.5, target="stored", turn=turn, replay_size=5)
+    buffer, counted = record(learner), torch.zeros(CLASSES, dtype=torch.float64)
+    for step, (x, y) in enumerate(stream(5)):
+        learner.losses(x, y)  # losses that nobody commits leave no trace
+        model = deepcopy(learner.model)
+        losses = learner.losses(x, y)
+        if step:
+            counted = 0.5 * counted + torch.bincount(torch.cat([y, buffer.draws[-1].y]), minlength=CLASSES)
+            expected = nn.functional.cross_entropy(model(x) + (1 + counted).log(), y)
+            torch.testing.assert_close(losses.current, expected.detach(), rtol=1e-6, atol=1e-8)
+        learner.descend(losses)
+        learner.commit(losses)
+        torch.testing.assert_close(learner.recalled[CLASSES], counted.float())
+        angles = learner.recalled[4 * CLASSES].view(4, CLASSES)
+        assert not angles[0].any()
+        torch.testing.assert_close(angles.sum(0), counted.float() if turn else torch.zeros(CLASSES))
+
+
+def test_an_image_is_seen_at_all_angles():
+    """The mean over four looks, one image and one angle after the other, with an average of each layer."""
+    learner = ballast(features_network("batchnorm"), target="stored", turn=0.5, looks="angles")
+    layers = [learner.turned.weight.detach().clone()]
+    for minibatch in stream(6):
+        learner.observe(*minibatch)
+        layers.append(learner.turned.weight.detach().clone())
+    assert layers[-1].any()
+    weight = layers[0]
+    for step, layer in enumerate(layers[1:], start=1):
+        weight = torch.lerp(layer, weight, min(0.75, 1 - 1 / (step + 1)))
+    torch.testing.assert_close(learner.at_all_angles.turned.weight, weight)
+    x, _ = next(stream(1))
+    answer, average = (each.eval() for each in (learner.evaluated(), deepcopy(learner.average)))
+    head = torch.cat([average.classifier.weight, weight])
+    offset = torch.cat([average.classifier.bias, learner.at_all_angles.turned.bias])
+    for image, found in zip(x, answer(x), strict=True):
+        looks = []
+        for angle in range(4):
+            outputs = head @ average.features(turned_by(image, angle)[None])[0] + offset
+            looks.append(outputs[CLASSES * angle : CLASSES * (angle + 1)])
+        torch.testing.assert_close(found, sum(looks) / 4)
+
+
+def test_the_network_that_looks_from_all_sides_is_made_again_from_its_weights():
+    learner = ballast(features_network("batchnorm"), turn=0.5, looks="angles")
+    for minibatch in stream(3):
+        learner.observe(*minibatch)
+    again = Ballast.wrap(features_network("batchnorm"), turn=0.5, looks="angles")
+    again.load_state_dict(learner.evaluated().state_dict())
+    x, _ = next(stream(1))
+    assert torch.equal(again.eval()(x), learner.evaluated().eval()(x))
+    model = features_network("batchnorm")
+    assert Ballast.wrap(model, turn=0.5) is model
+
+
 def test_the_average_is_evaluated_and_follows():
     learner = ballast(network("mlp"), decay=0.0)
     for x, y in stream(3):
@@ -231,16 +287,28 @@ def test_a_refused_step_leaves_no_trace():
     assert torch.equal(learner.seen, seen)
 
 
-@pytest.mark.parametrize("setting", [("hold_features", 2.0), ("turn", 0.5)])
-def test_contract_with_parts_of_its_own(setting):
-    """A teacher, or a layer for turned classes, is saved, restored and rolled back like all else."""
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hold_features": 2.0},
+        {"turn": 0.5},
+        {"turn": 0.5, "looks": "angles"},
+        {"adjusted": True, "recall": 0.5},
+        {"adjusted": True, "recall": 0.5, "turn": 0.5},
+    ],
+    ids=str,
+)
+def test_contract_with_parts_of_its_own(settings):
+    """A teacher, a layer for turned classes, counts: they are saved, restored and rolled back like all else."""
     given = {"lr": 0.05, "batch_size": 8, "replay_size": 6, "alpha": 0.5, "beta": 0.5, "buffer_size": 12}
-    config = RunConfig(benchmark="testing", method="ballast", settings=(setting,), **given)
+    config = RunConfig(benchmark="testing", method="ballast", settings=tuple(settings.items()), **given)
     check_learner(Ballast, config)
     assert set(ballast(features_network("mlp")).extra_state()) == {"average", "updates", "seen"}
 
 
-@pytest.mark.parametrize("ideas", [*IDEAS, {"hold_features": 1.0}, {"turn": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "ideas", [*IDEAS, {"hold_features": 1.0}, {"turn": 0.5}, {"turn": 0.5, "looks": "angles"}], ids=str
+)
 def test_it_remembers_what_sgd_forgets(ideas):
     assert tiny_run("sgd").accuracy < 25
     assert tiny_run("ballast", decay=0.95, **ideas).accuracy > 55
@@ -259,6 +327,11 @@ def test_it_remembers_what_sgd_forgets(ideas):
         ({"teacher": 0.9}, "teacher belongs to hold_features"),
         ({"hold_features": 1.0, "beta": 0.0}, "nothing would be held"),
         ({"target": "mean"}, "unknown target 'mean'"),
+        ({"recall": 1.5, "adjusted": True}, "recall must lie between 0 and 1"),
+        ({"recall": 0.5}, "recall belongs to adjusted=True"),
+        ({"looks": "twice"}, "unknown looks 'twice'"),
+        ({"looks": "angles"}, "give turn"),
+        ({"looks": "angles", "turn": 1.0, "outputs": len}, "leave out call= and outputs="),
         ({"decay": 1.1}, "decay must lie between 0 and 1, not at 1.1"),
         ({"loss": torch.nn.functional.mse_loss}, "leave out loss="),
         ({"replay_size": 0}, "replay_size must be at least 1"),
@@ -360,7 +433,7 @@ def test_a_refused_step_draws_no_angles():
     learner = ballast(Convolutions().double(), turn=0.5)
     for x, y in stream(2):
         learner.observe(x, y)
-    before = learner.turned.generator.get_state()
+    before = learner.angles.get_state()
     with pytest.raises(UsageError, match="labels up to"):
         learner.observe(x, y + 9)
-    assert torch.equal(learner.turned.generator.get_state(), before)
+    assert torch.equal(learner.angles.get_state(), before)

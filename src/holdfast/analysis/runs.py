@@ -171,7 +171,8 @@ def final_model(
 ) -> tuple[nn.Module, Benchmark]:
     """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
     benchmark = make_benchmark(config, root)
-    model = LEARNERS.get(config.method, Learner).wrap(build_model(config, benchmark))
+    model = build_model(config, benchmark)
+    model = LEARNERS.get(config.method, Learner).wrap(model, **dict(config.settings))
     try:
         model.load_state_dict(dict(weights))
     except RuntimeError as error:

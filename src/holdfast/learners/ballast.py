@@ -9,8 +9,7 @@ augmentation, see turned.py.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Unpack
 
@@ -25,15 +24,17 @@ from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
-from holdfast.learners.turned import TurnedClasses
+from holdfast.learners.turned import AtAllAngles, TurnedClasses, turn_images
 from holdfast.methods import LEARNERS
-from holdfast.models import GroupedForward, count_outputs, last_layer
+from holdfast.models import GroupedForward, count_outputs, last_layer, seen_by
 from holdfast.nested import Nested, concat, rows, split, transform
 from holdfast.registry import unknown_name
+from holdfast.rng import generator
 
 __all__ = ["Ballast"]
 
 TARGETS = ("average", "stored")
+LOOKS = ("once", "angles")
 TEACHER = 0.9995
 """How slowly the teacher moves if nothing else is said."""
 
@@ -64,12 +65,16 @@ class Ballast(ReplayLearner):
         the classes of the minibatch gain nothing from being frequent. Default: False.
     strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
         network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
+    recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. Of many classes most
+        are absent from a single step; 1 / (1 - recall) steps tell better how frequent each is. Default: 0.
     hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
         on minibatch and draw. The teacher is a second average. Features are what the last nn.Linear sees. Default: 0.
     teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
     turn: weight of the cross-entropy of the same square images turned by one, two or three right angles, each class at
         each angle being a class of its own. So a few stored samples are harder to learn by heart, and features have
         more to tell apart. The outputs for turned classes come from a layer of the learner's own. Default: 0.
+    looks: how the evaluated network looks at an image: "once", or at all four "angles", which needs `turn` and costs
+        four passes. It answers with the mean of its outputs for the classes at each angle. Default: "once".
     """
 
     passes: tuple[tuple[int, int], ...] = ((1, 1), (2, 2))
@@ -90,20 +95,29 @@ class Ballast(ReplayLearner):
         asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
+        recall: float = 0.0,
         hold_features: float = 0.0,
         teacher: float = TEACHER,
         turn: float = 0.0,
+        looks: str = "once",
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
         check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features, turn=turn)
-        check_shares(decay=decay, teacher=teacher)
-        if target not in TARGETS:
-            raise unknown_name("target", target, list(TARGETS))
+        check_shares(decay=decay, teacher=teacher, recall=recall)
+        for name, value, known in (("target", target, TARGETS), ("looks", looks, LOOKS)):
+            if value not in known:
+                raise unknown_name(name, value, list(known))
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
         if strength != 1.0 and not adjusted:
             raise UsageError("strength belongs to adjusted=True: set adjusted=True, or strength=1.")
+        if recall and not adjusted:
+            raise UsageError("recall belongs to adjusted=True: set adjusted=True, or recall=0.")
+        if looks == "angles" and not turn:
+            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
+        if looks == "angles" and (self.call is not None or self.take_outputs is not None):
+            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
         if hold_features and not beta:
             raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
         if teacher != TEACHER and not hold_features:
@@ -111,20 +125,31 @@ class Ballast(ReplayLearner):
         if turn and self.ranks is not None:
             raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.asymmetric, self.adjusted, self.strength = asymmetric, adjusted, strength
+        self.asymmetric, self.adjusted, self.strength, self.recall = asymmetric, adjusted, strength, recall
         self.hold_features, self.teacher_decay, self.turn = hold_features, teacher, turn
         self.average = averaged(self.model)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
-        self.turned = TurnedClasses(self.model, self.seed) if turn else None
+        self.turned = TurnedClasses(self.model) if turn else None
+        self.angles = generator(self.seed, "angles", self.device)
         if self.turned is not None:
             adopt(self.optimizer, list(self.turned.parameters()))
             self.passes = (*(Ballast.passes if self.teacher else Ballast.passes[:1]), (4, 4))
+        self.at_all_angles = AtAllAngles(self.average) if looks == "angles" else None
         # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
         plain = inspect.unwrap(self.network)
         self._plain = getattr(plain, "_orig_mod", plain)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.seen = torch.zeros(count_outputs(self.model), dtype=torch.bool, device=self.device)
+        classes = count_outputs(self.model)
+        self.seen = torch.zeros(classes, dtype=torch.bool, device=self.device)
+        sizes = (classes, 4 * classes) if recall else ()  # of classes, and of classes at angles
+        self.recalled = {size: torch.zeros(size, device=self.device) for size in sizes}
+        self._recalling: dict[int, Tensor] = {}  # what it will be when the step is done
+
+    @classmethod
+    def wrap(cls, model: nn.Module, **settings: Any) -> nn.Module:
+        """The model itself, or the network that looks at an image from all sides."""
+        return AtAllAngles(model) if settings.get("looks") == "angles" else model
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
@@ -148,7 +173,7 @@ class Ballast(ReplayLearner):
         taught = view if self.teacher is None else transform(torch.clone, view)
         images = [view]
         if self.turned is not None:
-            turned, classes = self.turned.turn(view, torch.cat(labels))
+            turned, classes = turn_images(view, torch.cat(labels), len(self.seen), self.angles)
             images.append(turned)
         (outputs, now, *others), features = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
@@ -218,10 +243,13 @@ class Ballast(ReplayLearner):
         return observed + self.alpha * replayed
 
     def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
-        """1 + how often each class is among the labels, (C,)."""
+        """1 + how often each class is among the labels, (C,); with `recall`, also among those of earlier steps."""
         counts = torch.ones_like(outputs[0])
         for each in labels:
             counts = counts.index_add(0, each, torch.ones_like(each, dtype=counts.dtype))
+        if self.recall:
+            counts = counts + self.recall * self.recalled[len(counts)].to(counts.dtype)
+            self._recalling[len(counts)] = counts - 1
         return counts
 
     def commit(self, losses: Losses) -> None:
@@ -233,24 +261,30 @@ class Ballast(ReplayLearner):
         self._follow(self.average, self.decay)
         if self.teacher is not None:
             self._follow(self.teacher, self.teacher_decay)
+        if self.at_all_angles is not None:
+            self._follow(self.at_all_angles.turned, self.decay, self.turned)
+        for size, counts in self._recalling.items():
+            self.recalled[size].copy_(counts)
 
-    def _follow(self, average: nn.Module, decay: float) -> None:
-        """Move an average towards the network; at first as the mean of all networks so far."""
+    def _follow(self, average: nn.Module, decay: float, network: nn.Module | None = None) -> None:
+        """Move an average towards the network, or another one; at first as the mean of all networks so far."""
         limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
-        follow(average, self.model, 1 - limit)
+        follow(average, network or self.model, 1 - limit)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """With the teacher and the layer for turned classes, if there are such."""
+        """With the teacher, the layer for turned classes and its average, and earlier counts, if there are such."""
         found = super().extra_state()
         if self.teacher is not None:
             found["teacher"] = self.teacher
         if self.turned is not None:
-            found |= {"turned": self.turned, "angles": self.turned.generator}
-        return found
+            found |= {"turned": self.turned, "angles": self.angles}
+        if self.at_all_angles is not None:
+            found["turned average"] = self.at_all_angles.turned
+        return found | {f"recalled {size}": counts for size, counts in self.recalled.items()}
 
     def evaluated(self) -> nn.Module:
-        """The average."""
-        return self.average
+        """The average, which may look at an image from all sides."""
+        return self.at_all_angles or self.average
 
 
 def _last(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -259,14 +293,3 @@ def _last(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     while sum(map(len, found)) > sum(sizes):
         del found[0]
     return widen(torch.cat(found)).flatten(1)
-
-
-@contextmanager
-def seen_by(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects what a layer is given inside the block."""
-    found: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, given: found.append(given[0]))
-    try:
-        yield found
-    finally:
-        handle.remove()

@@ -51,8 +51,8 @@ class Learner:
     - `compute_losses(x, y)`: the loss of a step, its terms (named in `terms`), and what to offer to the buffer;
     - `backward(losses)`: the gradients, where they are not simply those of the total;
     - `commit(losses)`: what follows the update, such as averaging weights;
-    - `evaluated()`: the network that counts, where it is not the one that is trained; and `wrap(model)` where it has
-      parts that the model does not have;
+    - `evaluated()`: the network that counts, where it is not the one that is trained; and `wrap(model, **settings)`
+      where it has parts that the model does not have;
     - `own_state` or `extra_state()`: modules, tensors and generators of its own, which are saved and restored;
     - `begin_task(classes)` and `end_task(x, y)`: called where a stream has boundaries.
 
@@ -455,8 +455,11 @@ class Learner:
     # --- runs --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def wrap(cls, model: nn.Module) -> nn.Module:
-        """A network of the form that `evaluated` has, around `model`; the weights of a run are loaded into it."""
+    def wrap(cls, model: nn.Module, **settings: Any) -> nn.Module:
+        """A network of the form that `evaluated` has, around `model`; the weights of a run are loaded into it.
+
+        `settings` are those of the run that belong to the method.
+        """
         return model
 
     @classmethod

@@ -10,7 +10,7 @@ Pham, Liu, Hoi, "DualNet: Continual Learning, Fast and Slow", NeurIPS 2021. What
   also mirror and blur images and change their colours; a mirrored digit would be another one.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ class DualNet(ReplayLearner):
         """What the slow steps train."""
 
     @classmethod
-    def wrap(cls, model: nn.Module) -> nn.Module:
+    def wrap(cls, model: nn.Module, **settings: Any) -> nn.Module:
         """The model with fast layers."""
         return Adapted(model)
 

@@ -5,7 +5,7 @@ al., from which the published values come, features are not normalised. A draw o
 the original mixes them into the data of the task.
 """
 
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class Icarl(ReplayLearner):
         return learner
 
     @classmethod
-    def wrap(cls, model: nn.Module) -> nn.Module:
+    def wrap(cls, model: nn.Module, **settings: Any) -> nn.Module:
         """The model whose last layer has weights of its own: shared with an embedding, they would change features."""
         layer = last_layer(model)
         for name, each in layer.named_parameters(recurse=False):

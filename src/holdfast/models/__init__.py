@@ -15,6 +15,7 @@ from holdfast.models.networks import (
     is_pretrained,
     last_layer,
     preferred_threads,
+    seen_by,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "is_pretrained",
     "last_layer",
     "preferred_threads",
+    "seen_by",
 ]

@@ -29,6 +29,7 @@ __all__ = [
     "is_pretrained",
     "last_layer",
     "preferred_threads",
+    "seen_by",
 ]
 
 
@@ -94,6 +95,17 @@ def last_layer(model: nn.Module) -> nn.Linear:
     if not layers:
         raise UsageError(f"{type(model).__name__} has no nn.Linear, so that its number of outputs is not known.")
     return layers[-1]
+
+
+@contextmanager
+def seen_by(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects what a layer is given inside the block."""
+    found: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 def copied(model: nn.Module) -> nn.Module:
