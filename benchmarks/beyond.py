@@ -40,6 +40,7 @@ from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.averages import follow
 from holdfast.learners.ballast import Ballast
+from holdfast.learners.fairness import NEVER
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -202,16 +203,16 @@ class Candidate(Ballast):
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = self.regularizer(now, then)
-        absent = self.seen.index_fill(0, y, False)
+        absent = self.entropies.absent(y, len(self.seen))
         if self.hold:
             apart = outputs - self._taught(observed)
             consistency = consistency + self.hold * (apart.square() * absent).mean()
         if self.hold_features:
             consistency = consistency + self.hold_features * self._apart(found, images[0], sizes)
-        if self.asymmetric:
-            outputs = outputs.masked_fill(absent, -1e9)
-        if self.adjusted:
-            advantage = self.strength * self._counts(outputs, y, drawn.y).log()
+        if self.entropies.asymmetric:
+            outputs = outputs.masked_fill(absent, NEVER)
+        if self.entropies.adjusted:
+            advantage = self.entropies.advantage(outputs, [y, drawn.y])
             outputs, now = outputs + advantage, now + advantage
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast

@@ -226,8 +226,8 @@ def test_counts_of_earlier_steps_fade(turn):
             torch.testing.assert_close(losses.current, expected.detach(), rtol=1e-6, atol=1e-8)
         learner.descend(losses)
         learner.commit(losses)
-        torch.testing.assert_close(learner.recalled[CLASSES], counted.float())
-        angles = learner.recalled[4 * CLASSES].view(4, CLASSES)
+        torch.testing.assert_close(learner.entropies.recalled[CLASSES], counted.float())
+        angles = learner.entropies.recalled[4 * CLASSES].view(4, CLASSES)
         assert not angles[0].any()
         torch.testing.assert_close(angles.sum(0), counted.float() if turn else torch.zeros(CLASSES))
 

@@ -2,10 +2,8 @@
 
 A method of Holdfast's own. docs/concepts/beyond.md has what was tried beside it, and how far it comes.
 
-The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. Two ideas keep the newest classes from
-pushing the others aside: `asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `adjusted` is logit adjustment (Menon et
-al., "Long-tail learning via logit adjustment", ICLR 2021) with the counts of a single step. `turn` is label
-augmentation, see turned.py.
+The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. What keeps the newest classes from
+pushing the others aside is in fairness.py, and turned images are in turned.py.
 """
 
 import inspect
@@ -20,6 +18,7 @@ from torch.nn import functional as F
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.averages import averaged, follow, keep_mode
+from holdfast.learners.fairness import FairEntropy
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -81,7 +80,7 @@ class Ballast(ReplayLearner):
     terms = ("current", "replay", "consistency", "turned")
     grows = False
     stores_outputs = True
-    own_state = ("average", "updates", "seen")
+    own_state = ("average", "updates")
 
     def __init__(
         self,
@@ -103,31 +102,36 @@ class Ballast(ReplayLearner):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features, turn=turn)
-        check_shares(decay=decay, teacher=teacher, recall=recall)
+        check_weights(alpha=alpha, beta=beta, hold_features=hold_features, turn=turn)
+        check_shares(decay=decay, teacher=teacher)
         for name, value, known in (("target", target, TARGETS), ("looks", looks, LOOKS)):
             if value not in known:
                 raise unknown_name(name, value, list(known))
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
-        if strength != 1.0 and not adjusted:
-            raise UsageError("strength belongs to adjusted=True: set adjusted=True, or strength=1.")
-        if recall and not adjusted:
-            raise UsageError("recall belongs to adjusted=True: set adjusted=True, or recall=0.")
-        if looks == "angles" and not turn:
-            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
-        if looks == "angles" and (self.call is not None or self.take_outputs is not None):
-            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
         if hold_features and not beta:
             raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
         if teacher != TEACHER and not hold_features:
             raise UsageError(f"teacher belongs to hold_features: give both, or set teacher={TEACHER}.")
         if turn and self.ranks is not None:
             raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
+        if looks == "angles" and not turn:
+            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
+        if looks == "angles" and (self.call is not None or self.take_outputs is not None):
+            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.asymmetric, self.adjusted, self.strength, self.recall = asymmetric, adjusted, strength, recall
         self.hold_features, self.teacher_decay, self.turn = hold_features, teacher, turn
+        self.entropies = FairEntropy(
+            count_outputs(self.model),
+            self.device,
+            asymmetric=asymmetric,
+            adjusted=adjusted,
+            strength=strength,
+            recall=recall,
+            class_weights=self.class_weights,
+        )
         self.average = averaged(self.model)
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.teacher = deepcopy(self.average) if hold_features else None
         self._teach = None if self.teacher is None else GroupedForward(self.teacher)
         self.turned = TurnedClasses(self.model) if turn else None
@@ -139,12 +143,11 @@ class Ballast(ReplayLearner):
         # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
         plain = inspect.unwrap(self.network)
         self._plain = getattr(plain, "_orig_mod", plain)
-        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
-        classes = count_outputs(self.model)
-        self.seen = torch.zeros(classes, dtype=torch.bool, device=self.device)
-        sizes = (classes, 4 * classes) if recall else ()  # of classes, and of classes at angles
-        self.recalled = {size: torch.zeros(size, device=self.device) for size in sizes}
-        self._recalling: dict[int, Tensor] = {}  # what it will be when the step is done
+
+    @property
+    def seen(self) -> Tensor:
+        """Which classes were in the stream so far, (C,)."""
+        return self.entropies.seen
 
     @classmethod
     def wrap(cls, model: nn.Module, **settings: Any) -> nn.Module:
@@ -181,7 +184,7 @@ class Ballast(ReplayLearner):
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
             consistency = consistency + self.hold_features * self._apart(features, taught, sizes)
-        current, replay = self._entropies([outputs, now], labels)
+        current, replay = self.entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
         if self.turned is not None:
@@ -223,48 +226,22 @@ class Ballast(ReplayLearner):
 
         return answer
 
-    def _entropies(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-        """The cross-entropy of minibatch and draw, with what keeps the classes of the minibatch from winning."""
-        if self.asymmetric:  # a turned class is absent where the class itself is
-            absent = self.seen.index_fill(0, labels[0] % len(self.seen), False)
-            alone = outputs[0].masked_fill(absent.repeat(outputs[0].shape[1] // len(absent)), -1e9)
-            outputs = [alone, *outputs[1:]]
-        if self.adjusted:
-            advantage = self.strength * self._counts(outputs[0], *labels).log()
-            outputs = [each + advantage for each in outputs]
-        weights = self.class_weights
-        if weights is not None:  # a turned class weighs what it weighs unturned
-            weights = weights.to(outputs[0].dtype).repeat(outputs[0].shape[1] // len(weights))
-        return [F.cross_entropy(each, wanted, weights) for each, wanted in zip(outputs, labels, strict=True)]
-
     def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int]) -> Tensor:
         """Cross-entropy of the turned images, weighed as that of the others: alpha for those of the draw."""
-        observed, replayed = self._entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
+        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
         return observed + self.alpha * replayed
-
-    def _counts(self, outputs: Tensor, *labels: Tensor) -> Tensor:
-        """1 + how often each class is among the labels, (C,); with `recall`, also among those of earlier steps."""
-        counts = torch.ones_like(outputs[0])
-        for each in labels:
-            counts = counts.index_add(0, each, torch.ones_like(each, dtype=counts.dtype))
-        if self.recall:
-            counts = counts + self.recall * self.recalled[len(counts)].to(counts.dtype)
-            self._recalling[len(counts)] = counts - 1
-        return counts
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer, remember its classes, and let the averages follow the network."""
         super().commit(losses)
         if losses.offer is not None:
-            self.seen.index_fill_(0, losses.offer.y, True)
+            self.entropies.commit(losses.offer.y)
         self.updates += 1
         self._follow(self.average, self.decay)
         if self.teacher is not None:
             self._follow(self.teacher, self.teacher_decay)
         if self.at_all_angles is not None:
             self._follow(self.at_all_angles.turned, self.decay, self.turned)
-        for size, counts in self._recalling.items():
-            self.recalled[size].copy_(counts)
 
     def _follow(self, average: nn.Module, decay: float, network: nn.Module | None = None) -> None:
         """Move an average towards the network, or another one; at first as the mean of all networks so far."""
@@ -272,15 +249,15 @@ class Ballast(ReplayLearner):
         follow(average, network or self.model, 1 - limit)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """With the teacher, the layer for turned classes and its average, and earlier counts, if there are such."""
-        found = super().extra_state()
+        """With what cross-entropy remembers, the teacher, and the layer for turned classes and its average, if any."""
+        found = super().extra_state() | self.entropies.state()
         if self.teacher is not None:
             found["teacher"] = self.teacher
         if self.turned is not None:
             found |= {"turned": self.turned, "angles": self.angles}
         if self.at_all_angles is not None:
             found["turned average"] = self.at_all_angles.turned
-        return found | {f"recalled {size}": counts for size, counts in self.recalled.items()}
+        return found
 
     def evaluated(self) -> nn.Module:
         """The average, which may look at an image from all sides."""

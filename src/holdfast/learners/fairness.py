@@ -1,0 +1,95 @@
+"""Cross-entropy of a minibatch and a draw by which the newest classes do not push all others aside.
+
+`asymmetric` is ER-ACE's (Caccia et al., ICLR 2022); `adjusted` is logit adjustment (Menon et al., "Long-tail learning
+via logit adjustment", ICLR 2021) with the counts of a step, or of several.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.errors import UsageError
+from holdfast.learners.options import check_shares, check_weights
+
+__all__ = ["FairEntropy"]
+
+NEVER = -1e9
+"""An output that leaves its class no probability; not infinite, as 0 times infinity is NaN."""
+
+
+class FairEntropy:
+    """The cross-entropy of a minibatch, and that of a draw.
+
+    asymmetric: the minibatch leaves classes alone that were seen before and are absent from it.
+    adjusted: to each output is added `strength` * log(1 + how often the labels have its class).
+    recall: the share of the counts of earlier steps that is added to those of a step.
+
+    Outputs are (B, C), or (B, 4 C) where a class at each of four angles is a class of its own: class c at angle k is
+    c + k * C. It weighs what c does, it is absent where c is, and it has counts of its own.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        device: torch.device,
+        *,
+        asymmetric: bool = False,
+        adjusted: bool = False,
+        strength: float = 1.0,
+        recall: float = 0.0,
+        class_weights: Tensor | None = None,
+    ) -> None:
+        check_weights(strength=strength)
+        check_shares(recall=recall)
+        if strength != 1.0 and not adjusted:
+            raise UsageError("strength belongs to adjusted=True: set adjusted=True, or strength=1.")
+        if recall and not adjusted:
+            raise UsageError("recall belongs to adjusted=True: set adjusted=True, or recall=0.")
+        self.asymmetric, self.adjusted, self.strength, self.recall = asymmetric, adjusted, strength, recall
+        self.class_weights = class_weights
+        self.seen = torch.zeros(classes, dtype=torch.bool, device=device)
+        sizes = (classes, 4 * classes) if recall else ()
+        self.recalled = {size: torch.zeros(size, device=device) for size in sizes}
+        """Counts of earlier steps, by the number of outputs."""
+        self._recalling: dict[int, Tensor] = {}  # what they will be when the step is done
+
+    def __call__(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+        """The cross-entropy of each of the two, given their outputs and labels."""
+        observed, drawn = outputs
+        if self.asymmetric:
+            observed = observed.masked_fill(self.absent(labels[0], observed.shape[1]), NEVER)
+        if self.adjusted:
+            advantage = self.advantage(observed, labels)
+            observed, drawn = observed + advantage, drawn + advantage
+        weights = self.class_weights
+        if weights is not None:
+            weights = weights.to(observed.dtype).repeat(observed.shape[1] // len(weights))
+        return [F.cross_entropy(each, y, weights) for each, y in zip((observed, drawn), labels, strict=True)]
+
+    def absent(self, labels: Tensor, outputs: int) -> Tensor:
+        """Which of so many outputs belong to classes that were seen in earlier steps and are not among the labels."""
+        classes = len(self.seen)
+        return self.seen.index_fill(0, labels % classes, False).repeat(outputs // classes)
+
+    def advantage(self, outputs: Tensor, labels: Sequence[Tensor]) -> Tensor:
+        """What is added to each row of outputs that are adjusted, (C,) or (4 C,)."""
+        counts = torch.ones_like(outputs[0])
+        for each in labels:
+            counts = counts.index_add(0, each, torch.ones_like(each, dtype=counts.dtype))
+        if self.recall:
+            counts = counts + self.recall * self.recalled[len(counts)].to(counts.dtype)
+            self._recalling[len(counts)] = counts - 1
+        return self.strength * counts.log()
+
+    def commit(self, labels: Tensor) -> None:
+        """Remember the classes of a minibatch that the network has learned, and the counts of the step."""
+        self.seen.index_fill_(0, labels, True)
+        for size, counts in self._recalling.items():
+            self.recalled[size].copy_(counts)
+        self._recalling.clear()
+
+    def state(self) -> dict[str, Tensor]:
+        """What is saved and restored."""
+        return {"seen": self.seen} | {f"recalled {size}": counts for size, counts in self.recalled.items()}
