@@ -293,6 +293,22 @@ def test_parse_options_of_the_regularizer():
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("0.5", 0.5), ("-1e-3", -0.001), ("True", True), ("false", False), ("late", "late"), ("", None)],
+)
+def test_a_setting_whose_default_is_none_is_what_it_looks_like(text, value):
+    found = dict(example().parse([f"own={text}"], {"own": None}).settings)
+    assert found == ({} if value is None else {"own": value})
+    assert type(found.get("own")) is type(value)
+    assert example(settings=(("own", 7),)).parse(["own=none"], {"own": None}) == example()
+
+
+def test_a_setting_that_no_text_can_give():
+    with pytest.raises(UsageError, match=r"sizes is \(1, 2\) by default, and a run can set numbers, words, true and"):
+        example().parse(["sizes=3"], {"sizes": (1, 2)})
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("lr", "'lr' is not of the form key=value"),

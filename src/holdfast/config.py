@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -139,7 +140,8 @@ class RunConfig:
         """This config with `key=value` texts applied, as typed at a command line.
 
         `regularizer.temperature=0.1` sets a hyper-parameter of the regularizer. `settings` are the method's own, by
-        name, each with its default. Texts are converted to the type of the default.
+        name, each with its default. Texts are converted to the type of the default, or to what they look like if it is
+        None.
         """
         changes: dict[str, Any] = {}
         options, own, known = dict(self.options), dict(self.settings), dict(settings or {})
@@ -154,8 +156,10 @@ class RunConfig:
             if key.startswith("regularizer."):
                 options[key.removeprefix("regularizer.")] = _number(key, text)
             elif key in known:
-                value = _like(known[key], key, text)
-                if own.get(key, known[key]) != value:  # a value that is in force already changes no fingerprint
+                value = _setting(known[key], key, text)
+                if value is None:
+                    own.pop(key, None)
+                elif own.get(key, known[key]) != value:  # a value that is in force already changes no fingerprint
                     own[key] = value
             elif key in defaults:
                 changes[key] = _like(defaults[key], key, text)
@@ -222,6 +226,23 @@ def _number(key: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"{key} must be a number, not '{text}'.") from None
+
+
+def _setting(default: object, key: str, text: str) -> Setting | None:
+    """`text` as a value of a method's own setting, whose default may be anything."""
+    if isinstance(default, Setting):
+        value: Setting = _like(default, key, text)
+        return value
+    if default is not None:
+        raise UsageError(f"{key} is {default!r} by default, and a run can set numbers, words, true and false only.")
+    if text.lower() in ("none", ""):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _like(default: object, key: str, text: str) -> Any:

@@ -18,6 +18,7 @@ from holdfast.config import RunConfig
 from holdfast.data import Dataset, ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
+from holdfast.methods import REGULARIZERS
 from holdfast.results import RunResult
 from holdfast.training import build_model, run
 
@@ -120,6 +121,15 @@ def test_rerun_command_repeats_the_settings_of_a_method() -> None:
     command = rerun_command(config, Path("runs/abc"))
     assert "--set stable_rate=0.5" in command
     assert "settings=" not in command
+
+
+def test_rerun_command_names_the_plugin_that_has_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nearest(current: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+        return (current - stored).abs().amin()
+
+    monkeypatch.setitem(REGULARIZERS._entries, "nearest", nearest)  # type: ignore[arg-type]
+    command = rerun_command(RunConfig.preset("rot-mnist", "nearest"), Path("runs/abc"))
+    assert f" --plugin {__name__} --out runs --force" in command
 
 
 def test_rerun_command_repeats_every_setting() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from types import FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,14 @@ from holdfast.analysis.calibration import Calibration, calibration
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CORRUPTIONS, SEVERITIES
 from holdfast.analysis.recency import Recency, recency
 from holdfast.analysis.robustness import CorruptedImages, Robustness, robustness
-from holdfast.benchmarks import Benchmark, make_benchmark
+from holdfast.benchmarks import BENCHMARKS, Benchmark, make_benchmark
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
 from holdfast.learners import LEARNERS, Learner
+from holdfast.methods import REGULARIZERS
+from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.training import build_model
 
@@ -105,7 +108,16 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     own = [f"regularizer.{name}={number}" for name, number in config.options]
     own += [f"{name}={value}" for name, value in config.settings if (name, value) not in preset.settings]
     parts += [part for each in own for part in ("--set", each)]
+    parts += [part for name in _plugins(config) for part in ("--plugin", name)]
     return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
+
+
+def _plugins(config: RunConfig) -> list[str]:
+    """The modules from outside that define what the run needs."""
+    method = LEARNERS.get(config.method, REGULARIZERS.get(config.method))
+    parts = (BENCHMARKS.get(config.benchmark), method, MODELS.get(config.model))
+    found = {part.__module__ for part in parts if isinstance(part, type | FunctionType)}
+    return sorted(name for name in found if name.partition(".")[0] not in ("holdfast", "__main__"))
 
 
 def exam_images(benchmark: Benchmark) -> ImageSet:
