@@ -23,7 +23,7 @@ def test_dir_shows_the_api_and_nothing_else():
 def test_help_says_of_every_argument_what_it_means_and_its_default(name):
     learner = hf.LEARNERS[name]
     text = inspect.getdoc(learner)
-    told = dict(re.findall(r"^([a-z_, 0-9]+): (.*(?:\n    .*)*)", text, re.MULTILINE))
+    told = dict(re.findall(r"^- ([a-z_, 0-9]+): (.*(?:\n    .*)*)", text, re.MULTILINE))
     told = {each: meaning for names, meaning in told.items() for each in names.split(", ")}
     own = [each.name for each in inspect.signature(learner).parameters.values() if each.kind is each.KEYWORD_ONLY]
     kinds = ReplayOptions if learner.needs_buffer else Options

@@ -19,9 +19,9 @@ __all__ = ["Recency", "mean_recency", "recency"]
 class Recency:
     """What each task is given, in training order; all numbers are shares in [0, 1].
 
-    `task_probabilities`: average softmax probability of the task's classes, summed over the classes. `gap`: that of the
-    last task minus that of the first, in [-1, 1]; 0 is unbiased when the test set is balanced. `prediction_shares`:
-    share of the samples whose predicted class belongs to the task.
+    - `task_probabilities`: average softmax probability of the task's classes, summed over the classes.
+    - `gap`: that of the last task minus that of the first, in [-1, 1]; 0 is unbiased when the test set is balanced.
+    - `prediction_shares`: share of the samples whose predicted class belongs to the task.
     """
 
     task_probabilities: list[Share]

@@ -55,24 +55,25 @@ class Ballast(ReplayLearner):
 
     Options of this learner:
 
-    alpha: weight of the draw's cross-entropy. Default: 1.
-    beta: weight of the distance from the average. Default: 1.
-    target: "average" or "stored". Default: "average".
-    decay: how slowly the average moves, 0 to 1. Default: 0.999.
-    asymmetric: whether the minibatch leaves classes alone that were seen before and are absent from it. Default: False.
-    adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
+    - alpha: weight of the draw's cross-entropy. Default: 1.
+    - beta: weight of the distance from the average. Default: 1.
+    - target: "average" or "stored". Default: "average".
+    - decay: how slowly the average moves, 0 to 1. Default: 0.999.
+    - asymmetric: whether the minibatch's cross-entropy leaves out the classes that were seen before and are absent from
+        it. Default: False.
+    - adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent. Default: False.
-    strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
+    - strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
         network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
-    recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. Of many classes most
+    - recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. Of many classes most
         are absent from a single step; 1 / (1 - recall) steps tell better how frequent each is. Default: 0.
-    hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
+    - hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
         on minibatch and draw. The teacher is a second average. Features are what the last nn.Linear sees. Default: 0.
-    teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
-    turn: weight of the cross-entropy of the same square images turned by one, two or three right angles, each class at
-        each angle being a class of its own. So a few stored samples are harder to learn by heart, and features have
+    - teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
+    - turn: weight of the cross-entropy of the same square images turned by one, two or three right angles. Each class
+        at each angle is a class of its own. So a few stored samples are harder to learn by heart, and features have
         more to tell apart. The outputs for turned classes come from a layer of the learner's own. Default: 0.
-    looks: how the evaluated network looks at an image: "once", or at all four "angles", which needs `turn` and costs
+    - looks: how the evaluated network looks at an image: "once", or at all four "angles", which needs `turn` and costs
         four passes. It answers with the mean of its outputs for the classes at each angle. Default: "once".
     """
 

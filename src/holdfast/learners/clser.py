@@ -36,9 +36,9 @@ class ClsEr(ReplayLearner):
 
     Options of this learner:
 
-    consistency: weight of the consistency term. Default: 0.1.
-    stable_decay, plastic_decay: how slowly each average moves, 0 to 1. Default: 0.999 both.
-    stable_rate, plastic_rate: how often each average moves, as a share of the steps. Default: 0.1 and 0.3.
+    - consistency: weight of the consistency term. Default: 0.1.
+    - stable_decay, plastic_decay: how slowly each average moves, 0 to 1. Default: 0.999 both.
+    - stable_rate, plastic_rate: how often each average moves, as a share of the steps. Default: 0.1 and 0.3.
     """
 
     passes = ((1, 1), (2, 1))

@@ -29,24 +29,26 @@ __all__ = ["ConsistencyReplay"]
 
 @LEARNERS.register("consistency", "experience replay with consistency regularization")
 class ConsistencyReplay(ReplayLearner):
-    """Replay that also holds the network's outputs on stored samples where they were.
+    """Experience replay that also keeps the network's outputs for stored samples close to the stored ones.
 
     loss = CE(current) + alpha * CE(draw 2) + beta * regularizer(outputs now, outputs then; draw 1)
 
-    A `loss` given in place of cross-entropy takes the place of CE. With `replay`, the two draws are one. Without
-    `class_dim`, outputs of other shapes than (B, C) are made rows for the regularizer, (B, ...) -> (B, -1), and those
-    that take rows for logits are refused: not "l1", "l2", "linf", "mse" and functions of your own. Stored inputs are
-    augmented anew for every draw. A model with BatchNorm takes three passes a step, unless `group_batchnorm` was
-    applied, then one pass gives the same result, or `batchnorm` is "together".
+    CE is cross-entropy, or the `loss` that is given in its place. With `replay`, the two draws are one. Stored inputs
+    are augmented anew for every draw. A model with BatchNorm makes three passes a step. If `group_batchnorm` was
+    applied, one pass gives the same result.
+
+    Outputs may have other shapes than (B, C). Without `class_dim`, the regularizer then gets one row per sample,
+    (B, ...) -> (B, -1). "l1", "l2", "linf", "mse" and functions of your own take such rows; the others would take them
+    for logits, and are refused.
 
     Options of this learner:
 
-    regularizer: a registered name, or any function (outputs now, outputs then) -> number. Default: "mse".
-    alpha: weight of the loss on draw 2. Default: 1.
-    beta: weight of the consistency term. Default: 1.
-    consistency_size: samples of draw 1; those of draw 2 are `replay_size`. Default: as many as observed.
-    options: hyper-parameters of the regularizer by name. Default: its own.
-    batchnorm: "apart" for statistics of each minibatch and draw alone, as in the paper; "together" for one pass with
+    - regularizer: a registered name, or any function (outputs now, outputs then) -> number. Default: "mse".
+    - alpha: weight of the loss on draw 2. Default: 1.
+    - beta: weight of the consistency term. Default: 1.
+    - consistency_size: samples of draw 1; those of draw 2 are `replay_size`. Default: as many as observed.
+    - options: hyper-parameters of the regularizer by name. Default: its own.
+    - batchnorm: "apart" for statistics of each minibatch and draw alone, as in the paper; "together" for one pass with
         common statistics. Which of them is better depends on the problem, by many points. Default: "apart".
     """
 

@@ -28,7 +28,7 @@ class DarkReplay(ReplayLearner):
 
     Options of this learner:
 
-    beta: weight of the second term; the paper calls it alpha. Default: 0.5.
+    - beta: weight of the second term; the paper calls it alpha. Default: 0.5.
     """
 
     passes = ((1, 1), (2, 2))

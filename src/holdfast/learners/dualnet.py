@@ -50,12 +50,12 @@ class DualNet(ReplayLearner):
 
     Options of this learner:
 
-    distillation: weight of the distance from stored outputs. Default: 10.
-    temperature: T, by which outputs are divided before they are compared. Default: 2.
-    slow_lr: learning rate of the slow steps. Default: 0.0003.
-    slow_steps: slow steps after each step; 0 for none. Default: 2.
-    slow_size: samples drawn for each of them. Default: 32.
-    lookahead: which share of the way of the slow steps is kept, 0 to 1. Default: 0.05.
+    - distillation: weight of the distance from stored outputs. Default: 10.
+    - temperature: T, by which outputs are divided before they are compared. Default: 2.
+    - slow_lr: learning rate of the slow steps. Default: 0.0003.
+    - slow_steps: slow steps after each step; 0 for none. Default: 2.
+    - slow_size: samples drawn for each of them. Default: 32.
+    - lookahead: which share of the way of the slow steps is kept, 0 to 1. Default: 0.05.
     """
 
     passes = ((1, 1), (2, 2))

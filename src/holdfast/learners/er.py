@@ -31,7 +31,7 @@ class ExperienceReplay(ReplayLearner):
 
     Options of this learner:
 
-    alpha: weight of the replayed samples. Default: 1.
+    - alpha: weight of the replayed samples. Default: 1.
     """
 
     passes = ((1, 1), (2, 1))

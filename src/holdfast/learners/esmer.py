@@ -38,13 +38,13 @@ class Esmer(ReplayLearner):
 
     Options of this learner:
 
-    consistency: weight of the consistency term. Default: 0.15.
-    decay: how slowly the average moves, 0 to 1. Default: 0.999.
-    rate: how often the average moves, as a share of the steps. Default: 0.1.
-    loss_margin: which multiple of the running mean makes an error large. Default: 1.
-    loss_decay: how slowly the running mean moves, 0 to 1. Default: 0.99.
-    deviations: errors above the minibatch's mean by so many standard deviations are left out of the mean. Default: 1.
-    warmup: steps at the beginning of a task in which nothing is stored and the mean stays, where a stream has
+    - consistency: weight of the consistency term. Default: 0.15.
+    - decay: how slowly the average moves, 0 to 1. Default: 0.999.
+    - rate: how often the average moves, as a share of the steps. Default: 0.1.
+    - loss_margin: which multiple of the running mean makes an error large. Default: 1.
+    - loss_decay: how slowly the running mean moves, 0 to 1. Default: 0.99.
+    - deviations: errors above the minibatch's mean by so many standard deviations are left out of the mean. Default: 1.
+    - warmup: steps at the beginning of a task in which nothing is stored and the mean stays, where a stream has
         boundaries. Default: 0.
     """
 

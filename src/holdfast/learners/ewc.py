@@ -71,9 +71,9 @@ class OnlineEwc(AnchoredLearner):
 
     Options of this learner:
 
-    strength: weight of the penalty. Default: 1.
-    decay: how much of F stays when a task ends, 0 to 1. Default: 1.
-    samples: how many samples of a task F is estimated from, chosen at random. Default: 1000.
+    - strength: weight of the penalty. Default: 1.
+    - decay: how much of F stays when a task ends, 0 to 1. Default: 1.
+    - samples: how many samples of a task F is estimated from, chosen at random. Default: 1000.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class FunctionDistance(DarkReplay):
 
     Options of this learner:
 
-    beta: weight of the second term; elsewhere alpha. Default: 1.
+    - beta: weight of the second term; elsewhere alpha. Default: 1.
     """
 
     needs_boundaries = True

@@ -41,7 +41,7 @@ class EpisodicGem(ReplayLearner):
 
     Options of this learner:
 
-    margin: the least v_k; more than 0 favours earlier tasks. Default: 0.5.
+    - margin: the least v_k; more than 0 favours earlier tasks. Default: 0.5.
     """
 
     needs_boundaries = True

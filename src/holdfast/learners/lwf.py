@@ -33,8 +33,8 @@ class WithoutForgetting(Learner):
 
     Options of this learner:
 
-    distillation: weight of the second term. Default: 1.
-    temperature: T, above 0. Default: 2.
+    - distillation: weight of the second term. Default: 1.
+    - temperature: T, above 0. Default: 2.
     """
 
     needs_buffer = False

@@ -32,37 +32,38 @@ __all__ = [
 class Options(TypedDict, total=False):
     """Options of every learner, all of them keywords:
 
-    augment: a function from inputs as they are stored to what the network sees. One of two parameters gets targets as
+    - augment: a function from inputs as they are stored to what the network sees. One of two parameters gets targets as
         well and returns both, as mixup does; what is stored stays as it came. Default: the inputs themselves.
-    loss: a function (outputs, targets) -> mean over samples, in place of cross-entropy. Targets are then whatever it
+    - loss: a function (outputs, targets) -> mean over samples, in place of cross-entropy. Targets are then whatever it
         understands, with one row per sample: numbers, masks, dicts of tensors. With `head`, they are class labels.
         Default: cross-entropy.
-    class_dim: where the outputs have their classes, if a sample has classes at many positions: -1 for tokens (samples,
-        positions, classes), 1 for pixels (samples, classes, height, width). Labels then have a row per sample and one
-        number per position, -100 where nothing is supervised. Losses are means over the supervised positions, and a
-        regularizer compares rows of one position each. Default: outputs are (samples, classes).
-    mask: a function (inputs as stored, labels) -> which positions count, of the labels' shape, bool; with `class_dim`.
-        A regularizer compares all positions that count, also those without a label. Default: those with a label.
-    call: a function (model, view) -> what the model returns. Default: model(view); model(**view) if the view is a dict
-        and the model is one of transformers or peft.
-    outputs: a function from what the model returns to its outputs, as in lambda returned: returned.scores. Default:
+    - class_dim: where the outputs have their classes, if a sample has classes at many positions: -1 for tokens
+        (samples, positions, classes), 1 for pixels (samples, classes, height, width). Labels then have a row per sample
+        and one number per position, -100 where nothing is supervised. Losses are means over the supervised positions,
+        and a regularizer compares the logits of each position. Default: outputs are (samples, classes).
+    - mask: a function (inputs as stored, labels) -> which positions count, bool, of the labels' shape; with
+        `class_dim`. A regularizer compares all positions that count, also those without a label. Default: those with a
+        label.
+    - call: a function (model, view) -> what the model returns. Default: model(view); model(**view) if the view is a
+        dict and the model is one of transformers or peft.
+    - outputs: a function from what the model returns to its outputs, as in lambda returned: returned.scores. Default:
         what it returns, or the attribute `logits` of that.
-    class_weights: cross-entropy's weights, one positive number per class. Default: 1 each.
-    clip: upper limit for the norm of the whole gradient. Default: no limit.
-    scheduler: any of torch.optim.lr_scheduler, or one with step_update(number of updates) as those of timm; it steps
+    - class_weights: cross-entropy's weights, one positive number per class. Default: 1 each.
+    - clip: upper limit for the norm of the whole gradient. Default: no limit.
+    - scheduler: any of torch.optim.lr_scheduler, or one with step_update(number of updates) as those of timm; it steps
         once per minibatch and is saved with the learner. Default: a constant learning rate.
-    head: name of the model's last nn.Linear, which then grows: a label beyond its outputs adds the missing ones,
+    - head: name of the model's last nn.Linear, which then grows: a label beyond its outputs adds the missing ones,
         initialised as in a new layer, while the optimiser keeps its state. See `grow`. Default: the head is fixed.
-    on_grow: a function of the learner that is called after its head has grown, by a label or by `load`; averaged copies
-        of the model can grow there. Default: none.
-    precision: "float32", or "bfloat16" to compute the network under autocast. Weights, losses and the buffer stay in
+    - on_grow: a function of the learner that is called after its head has grown, by a label or by `load`. Averaged
+        copies of the model can grow there. Default: none.
+    - precision: "float32", or "bfloat16" to compute the network under autocast. Weights, losses and the buffer stay in
         float32, so that any optimiser works. Default: "float32".
-    validate: check each minibatch before anything changes, and refuse a loss that is not finite. On a CPU the learner
+    - validate: check each minibatch before anything changes, and refuse a loss that is not finite. On a CPU the learner
         is then as it was before the refused step, generators and BatchNorm statistics included; only model buffers
         above 1 MiB keep the values of the forward pass, and a head that grew stays grown. On a GPU the loss is read
         every 100 steps, because reading waits for the device. False: nothing in a step waits for the device, so that
         the step can be captured in a CUDA graph. Default: True.
-    seed: decides what the buffer stores and draws, and how new outputs begin. Default: 0.
+    - seed: decides what the buffer stores and draws, and how new outputs begin. Default: 0.
     """
 
     augment: View | None
@@ -85,23 +86,23 @@ class Options(TypedDict, total=False):
 class ReplayOptions(Options, total=False):
     """Options of learners with a buffer:
 
-    buffer_size: how many samples the buffer holds. No default.
-    balanced: store as many samples of each class as of any other, whatever their shares of the stream are; needs
+    - buffer_size: how many samples the buffer holds. No default.
+    - balanced: store as many samples of each class as of any other, whatever their shares of the stream are; needs
         labels, memory and one process. Default: False, a uniform sample of the stream.
-    buffer_policy: which samples it holds: "reservoir", a uniform sample of the whole stream; "window", the last ones;
+    - buffer_policy: which samples it holds: "reservoir", a uniform sample of the whole stream; "window", the last ones;
         "decay", the older the rarer, or "decay:10000", where a sample's chance of being stored falls to 1/e within
         10,000 more. Default: "reservoir".
-    storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
+    - storage: where stored samples are: in the memory of the "device" or the "host", or in files in a folder (a Path).
         Default: "device".
-    padding: for samples that differ in length, the tensors that vary along dimension 1 and what short ones are filled
+    - padding: for samples that differ in length, the tensors that vary along dimension 1 and what short ones are filled
         up with, as in {"input_ids": 0, "y": -100}; see `Reservoir`. Default: None, all samples have one shape.
-    answers: what is stored of outputs, where a method stores them: a type such as torch.bfloat16; holdfast.TopK(20) for
-        the 20 largest of each position, which needs `class_dim`; or a pair of functions (encode, decode) of tensors
+    - answers: what is stored of outputs, where a method stores them: a type such as torch.bfloat16; holdfast.TopK(20)
+        for the 20 largest of each position, which needs `class_dim`; or a pair of functions (encode, decode) of tensors
         with one row per sample. Default: the outputs as they are.
-    replay_size: samples drawn per step; GEM draws none. Default: as many as observed.
-    replay: how many samples are drawn per step as a share of the minibatch, as in 0.25; at least one is. In
+    - replay_size: samples drawn per step; GEM draws none. Default: as many as observed.
+    - replay: how many samples are drawn per step as a share of the minibatch, as in 0.25; at least one is. In
         `ConsistencyReplay`, one draw then serves both terms. Default: None, `replay_size` says how many.
-    generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
+    - generator: decides what the buffer stores and draws, in place of `seed`; samples are drawn on its device.
     """
 
     buffer_size: int

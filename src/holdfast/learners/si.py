@@ -30,8 +30,8 @@ class SynapticIntelligence(AnchoredLearner):
 
     Options of this learner:
 
-    strength: weight of the penalty; the paper calls it c. Default: 1.
-    damping: keeps O finite for parameters that have not moved, above 0; the paper calls it xi. Default: 1.
+    - strength: weight of the penalty; the paper calls it c. Default: 1.
+    - damping: keeps O finite for parameters that have not moved, above 0; the paper calls it xi. Default: 1.
     """
 
     def __init__(
