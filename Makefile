@@ -69,7 +69,7 @@ dist: $(LIGHT)
 
 # The site, in site/; strict: a broken link or a name that is not there is an error.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pictures: $(READY)
 	$(BIN)/python docs/make_pictures.py

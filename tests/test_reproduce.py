@@ -82,7 +82,7 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
     assert "40.00 ± 0.00 (3) ✗" in out
     assert "differs: buffer 20, er, rot-mnist: the difference lies between +18.77 and +21.23 (90 %), outside ±2" in out
     assert "1 cells agree, 1 differ, 0 are open, 0 have no run" in out
-    assert "rot-mnist: 2 of 2 cells lie over the paper, on average by +10.25" in out
+    assert "rot-mnist: 2 of 2 cells lie over the paper; mean difference +10.25" in out
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
 
 

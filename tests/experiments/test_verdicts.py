@@ -179,7 +179,7 @@ def test_a_column_that_lies_over_the_paper(out, store):
     half = 4.3027 * sqrt(0.2**2 / 3 + 0.3**2 / 3)
     assert (lean.mean, lean.low, lean.high) == pytest.approx((3.55, 3.55 - half, 3.55 + half), rel=1e-4)
     assert lean.direction == "over"
-    assert "8 of 8 cells lie over the paper, on average by +3.55" in lean.reason
+    assert "8 of 8 cells lie over the paper; mean difference +3.55" in lean.reason
     assert "compare methods within it" in lean.reason
 
 

@@ -29,7 +29,10 @@ def demo_command(
 ) -> None:
     """Compare four methods on rotated digits, in a minute."""
     results.check_writable(out)
-    tell(f"{tasks} tasks: MNIST, rotated by another angle in each. The network sees each image once.")
+    tell(
+        f"{tasks} tasks: MNIST, rotated by another angle in each. The network sees each image once.\n"
+        "new, old: loss on new images and on stored ones. drift: how far the answers to stored ones have moved."
+    )
     finished = []
     with show_runs() as watch:
         for method in METHODS:

@@ -124,7 +124,7 @@ class Lean:
     def reason(self) -> str:
         """What was found, in a sentence."""
         digits = self.decimals
-        start = f"{self.above} of {self.n} cells lie over the paper, on average by {self.mean:+.{digits}f}"
+        start = f"{self.above} of {self.n} cells lie over the paper; mean difference {self.mean:+.{digits}f}"
         if isnan(self.low):
             alone = f"p = {self.sign_p:.2g} by the sign test if cells were independent"
             return f"{start} ({alone}); seeds they share: {len(self.seeds)}, and it takes {FEWEST} to tell"
