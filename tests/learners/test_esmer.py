@@ -99,6 +99,14 @@ def test_minibatches_of_one():
     assert learner.mean > 0
 
 
+def test_errors_that_are_all_the_same():
+    """Rounding may put their mean below all of them."""
+    learner = esmer(network("mlp", torch.float32), deviations=0.0)
+    for size in range(2, 12):
+        for error in torch.linspace(0.1, 3, 30):
+            assert learner._usual(error.expand(size)) == pytest.approx(float(error))
+
+
 def test_it_remembers_what_sgd_forgets():
     assert tiny_run("sgd").accuracy < 25
     assert tiny_run("esmer").accuracy > 45

@@ -111,7 +111,9 @@ class Esmer(ReplayLearner):
         """The mean of the errors without those that are unusually large."""
         if len(errors) == 1:
             return errors[0]
-        return errors[errors <= errors.mean() + self.deviations * errors.std()].mean()
+        limit = errors.mean() + self.deviations * errors.std()
+        # Rounding may put the mean of equal errors below all of them.
+        return errors[errors <= limit.clamp(min=errors.min())].mean()
 
     def _small_errors(self, x: Nested, y: Tensor, small: Tensor) -> Offer | None:
         """The samples whose error is small, if there are any and they may be stored."""
