@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import OnlineEwc
 from learners.conftest import (
+    CLASSES,
     assert_same_state,
     cross_entropies,
     descend,
@@ -88,6 +90,29 @@ def test_frozen_layers_are_left_out():
         learner.end_task(x, y)
     assert "hidden1.weight" not in learner.importances
     assert "hidden2.weight" in learner.importances
+
+
+class Looking(nn.Module):
+    """Looks at values, which vmap refuses, after it has worked in place or not on what it is given."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place, self.layer = in_place, nn.Linear(36, CLASSES)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        x = x.sub_(0.5) if self.in_place else x - 0.5
+        return self.layer(x.clone() if x.sum() < 1e9 else x)
+
+
+def test_samples_are_shown_one_by_one_as_they_are():
+    found = []
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        learner = ewc(Looking(in_place).double())
+        learner.end_task(*next(stream(1)))
+        found.append(learner.importances["layer.weight"])
+    assert torch.equal(*found)
 
 
 def test_it_remembers_within_tasks_what_sgd_forgets():

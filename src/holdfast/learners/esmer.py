@@ -87,10 +87,11 @@ class Esmer(ReplayLearner):
         """The weighted loss of the minibatch, and on a draw the loss and the distance from the average."""
         keep_mode(self.model, self.stable)
         view = self.view(x)
+        judged = transform(torch.clone, view)  # each network has its own: it may work in place
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         with torch.no_grad():
-            errors = F.cross_entropy(self.forward(view, self.stable), y, reduction="none")
+            errors = F.cross_entropy(self.forward(judged, self.stable), y, reduction="none")
         limit, mean = self.loss_margin * self.mean, self.mean.to(errors.dtype)
         weights = torch.where((self.mean > 0) & (errors >= limit), mean / errors, 1.0)
         current = (weights * F.cross_entropy(outputs, y, reduction="none")).mean()
@@ -101,7 +102,7 @@ class Esmer(ReplayLearner):
         drawn = self.draw(y)
         replayed = self.view(drawn.x)
         with torch.no_grad():
-            target = self.forward(replayed, self.stable)
+            target = self.forward(transform(torch.clone, replayed), self.stable)
         now = self.forward(replayed)
         replay, distance = F.cross_entropy(now, drawn.y), F.mse_loss(now, target)
         total = current + replay + self.consistency * distance

@@ -120,7 +120,8 @@ class OnlineEwc(AnchoredLearner):
         parameters = {name: each.detach() for name, each in self.parameters.items()}
         slope = grad(log_probability, has_aux=True)
         try:
-            slopes, logs = vmap(slope, in_dims=(None, 0, 0))(parameters, view, labels)
+            # Of a copy: a model that works in place may have begun when it turns out that this cannot be done.
+            slopes, logs = vmap(slope, in_dims=(None, 0, 0))(parameters, transform(torch.clone, view), labels)
         except (RuntimeError, ValueError):  # recurrent layers and models that look at values: one sample at a time
             found = [slope(parameters, chosen_rows(view, row), label) for row, label in enumerate(labels)]
             slopes = {name: torch.stack([each[name] for each, _ in found]) for name in parameters}

@@ -338,6 +338,16 @@ def test_a_batchnorm_called_several_times_a_pass(calls, sizes, momentum):
     assert not forward.fused
 
 
+def test_a_pass_that_is_taken_back_leaves_no_trace_in_the_inputs():
+    """Of a model that works in place on what it is given."""
+    plain = Twice().double()
+    plain.drop.eval()
+    fused, x = group_batchnorm(copy.deepcopy(plain)), randn(12, 3)
+    fused.register_forward_pre_hook(lambda _, given: (given[0].square_(),))
+    outputs = separate(plain, x.square(), (4, 4, 4))
+    torch.testing.assert_close(GroupedForward(fused)(x.clone(), (4, 4, 4)), outputs)
+
+
 def test_a_converted_batchnorm_put_into_several_places():
     part = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
     plain = nn.Sequential(*[copy.deepcopy(part)] * 2)

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
 from holdfast.models.batchnorm import fused
-from holdfast.nested import Nested, split
+from holdfast.nested import Nested, split, transform
 from holdfast.rng import global_state, restore_globally
 
 __all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm", "normalized_relu"]
@@ -188,6 +188,11 @@ def _frozen(norm: _BatchNorm) -> bool:
     return known and not norm.training and norm.running_mean is not None
 
 
+def _separately(network: Callable[[Any], Tensor], x: Nested, sizes: Sequence[int]) -> list[Tensor]:
+    """A pass for each minibatch, of which the network gets a copy: it may work in place on what it is given."""
+    return [network(transform(torch.clone, part)) for part in split(x, sizes)]
+
+
 class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
@@ -224,16 +229,16 @@ class GroupedForward:
         """
         network = self.model if network is None else network
         if not self.fused:
-            return [network(part) for part in split(x, sizes)]
+            return _separately(network, x, sizes)
         first = self._fusible is None and any(norm.separates for norm in self.grouped)
         undo = self._remember() if first else None
-        outputs = self._pass(x, sizes, network)
+        outputs = self._pass(transform(torch.clone, x) if first else x, sizes, network)  # `x` may be needed again
         if fault := self._fault():
             if undo is None:
                 raise UsageError(f"{fault}, but not in the first pass: use the model without group_batchnorm.")
             undo()
             self._fusible = False
-            return [network(part) for part in split(x, sizes)]
+            return _separately(network, x, sizes)
         self._fusible = self._fusible or first or None
         return outputs
 
