@@ -232,6 +232,25 @@ def test_counts_of_earlier_steps_fade(turn):
         torch.testing.assert_close(angles.sum(0), counted.float() if turn else torch.zeros(CLASSES))
 
 
+def test_each_of_several_losses_has_counts_of_its_own():
+    """Gradients may be accumulated over minibatches before they are committed."""
+    learner = ballast(features_network("mlp"), adjusted=True, recall=0.5)
+    buffer, batches = record(learner), list(stream(4))
+    learner.observe(*batches[0])
+    counted = torch.zeros(CLASSES)
+    both = [learner.losses(x, y) for x, y in batches[1:3]]
+    (both[0].total + both[1].total).backward()
+    learner.optimizer.step()
+    for losses, (_, y), drawn in zip(both, batches[1:3], buffer.draws, strict=True):
+        learner.commit(losses)
+        counted = 0.5 * counted + torch.bincount(torch.cat([y, drawn.y]), minlength=CLASSES)
+        torch.testing.assert_close(learner.entropies.recalled[CLASSES], counted)
+    learner.losses(*batches[3])  # nobody commits it
+    learner.forget_all()
+    learner.observe(*batches[3])
+    torch.testing.assert_close(learner.entropies.recalled[CLASSES], counted)
+
+
 def test_an_image_is_seen_at_all_angles():
     """The mean over four looks, one image and one angle after the other, with an average of each layer."""
     learner = ballast(features_network("batchnorm"), target="stored", turn=0.5, looks="angles")
