@@ -275,6 +275,25 @@ def test_an_image_is_seen_at_all_angles():
         torch.testing.assert_close(found, sum(looks) / 4)
 
 
+class OneToken(Convolutions):
+    """The last layer, in 16 bits, sees a single position of each image, as in some transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier.bfloat16().requires_grad_(False)
+
+    def forward(self, x):
+        return self.classifier(self.features(x)[:, None].bfloat16())[:, 0]
+
+
+def test_what_learned_from_turned_images_can_look_at_them():
+    model = OneToken()
+    learner = ballast(model, turn=0.5, looks="angles")
+    for x, y in stream(3, dtype=torch.float32):
+        learner.observe(x, y)
+    assert learner.evaluated().eval()(x).shape == (8, CLASSES)
+
+
 def test_the_network_that_looks_from_all_sides_is_made_again_from_its_weights():
     learner = ballast(features_network("batchnorm"), turn=0.5, looks="angles")
     for minibatch in stream(3):
