@@ -418,8 +418,8 @@ class Learner:
 
         With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
         them already, and refuses one whose frozen weights have other names or shapes. The method's copies of the model
-        are written without them as well, as far as they are the same to the last bit: those of a teacher are, those of
-        an average may differ by rounding.
+        are written without them as well, as far as they are the same to the last bit. Those of an average are, unless
+        they were frozen when it had moved.
         """
         with self.together("check the model"):
             self.check_finite()
