@@ -45,7 +45,8 @@ class AnchoredLearner(Learner):
         self.strength = strength
         self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self.anchors = {name: each.detach().clone() for name, each in self.parameters.items()}
-        self.importances = {name: torch.zeros_like(each) for name, each in self.anchors.items()}
+        # Sums of many small numbers, which would come to a stop in 16 bits.
+        self.importances = {name: torch.zeros_like(widen(each)) for name, each in self.anchors.items()}
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy and the penalty, which is 0 during the first task."""
