@@ -322,6 +322,7 @@ def test_one_stored_sample_has_no_correlation():
         ({"slow_size": 1}, "slow_size must be at least 2, not 1"),
         ({"lookahead": 1.5}, "lookahead must lie between 0 and 1, not at 1.5"),
         ({"loss": nn.functional.mse_loss}, "DualNet compares probabilities of classes: leave out loss="),
+        ({"outputs": len}, "DualNet makes outputs of the model's features itself: leave out call= and outputs="),
         ({"head": "classifier"}, "the head of DualNet cannot grow: leave out head="),
     ],
 )

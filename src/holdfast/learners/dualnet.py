@@ -87,6 +87,8 @@ class DualNet(ReplayLearner):
             raise UsageError(f"temperature must be a finite number above 0, not {temperature!r}.")
         if self.loss is not None:
             raise UsageError("DualNet compares probabilities of classes: leave out loss=.")
+        if self.call is not None or self.take_outputs is not None:
+            raise UsageError("DualNet makes outputs of the model's features itself: leave out call= and outputs=.")
         if self.ranks is not None:
             raise UsageError("DualNet adds layers that DistributedDataParallel does not see: use it in one process.")
         self.distillation, self.temperature, self.lookahead = distillation, temperature, lookahead
