@@ -114,6 +114,23 @@ def check_memory(learner, memory, task):
     assert torch.equal(task[1][places], memory[-1][1])
 
 
+@pytest.mark.parametrize("scale", [100, 1000])
+def test_large_gradients_that_are_nearly_the_same(scale):
+    """Their products in float32 are rounded by more than what the program adds to the diagonal."""
+    draw = torch.Generator().manual_seed(0)
+    one, new = scale * torch.randn(2, 500, generator=draw)
+    rows = one + 1e-5 * scale * torch.randn(6, 500, generator=draw)
+    gradient = new - one
+    gram = rows @ rows.T
+    assert torch.linalg.eigvalsh(gram.double())[0] < -gem.RIDGE
+    weights = gem._weights(gram, rows @ gradient, 0.0)
+    projected = gradient + weights.float() @ rows
+    cosines = rows @ projected / (rows.norm(dim=1) * projected.norm())
+    assert (cosines > -1e-5).all()
+    # Nothing is taken away beyond what points against the rows.
+    torch.testing.assert_close(projected, gradient - (gradient @ one) / (one @ one) * one, rtol=0, atol=1e-3 * scale)
+
+
 def test_it_remembers_what_sgd_forgets():
     assert tiny_run("sgd").accuracy < 25
     assert tiny_run("gem").accuracy > 70
