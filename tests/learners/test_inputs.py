@@ -163,6 +163,32 @@ def test_a_model_that_works_in_place_learns_what_another_learns(method, grouped,
     assert_same_state(*found, rtol=1e-9, atol=1e-11)
 
 
+def squares(outputs, targets):
+    """A loss for labels that are counted from 1."""
+    return ((outputs.clamp(-1, 1) - nn.functional.one_hot(targets - 1, CLASSES)) ** 2).mean()
+
+
+def squares_in_place(outputs, targets):
+    return ((outputs.clamp_(-1, 1) - nn.functional.one_hot(targets.sub_(1), CLASSES)) ** 2).mean()
+
+
+@pytest.mark.parametrize("replay", [None, 0.5])
+@pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
+@pytest.mark.parametrize("method", ["er", "consistency", "der"])
+def test_a_loss_that_works_in_place_is_as_good_as_any(method, kind, replay):
+    learners = []
+    for loss in (squares, squares_in_place):
+        model = network(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        learners.append(hf.LEARNERS[method](model, optimizer, loss=loss, buffer_size=20, replay=replay))
+    for x, y in stream(6):
+        labels = y + 1
+        results = [learner.observe(x, labels) for learner in learners]
+        assert results[0] == results[1]
+        assert torch.equal(labels, y + 1)
+    assert_same_state(*(learner.model for learner in learners), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("form", ["tensor", "dict"])
 def test_without_a_buffer_a_view_that_works_in_place_leaves_the_minibatch_alone(form):
     shape = halves if form == "dict" else lambda x: x

@@ -28,7 +28,7 @@ from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, networks_of, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward, by_keywords, is_pretrained
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat, rows, transform
 from holdfast.ranks import Ranks
 from holdfast.rng import generator as seeded_generator
 
@@ -174,6 +174,8 @@ class Learner:
     def losses(self, x: Nested, y: Nested = None, *, alone: bool = False, reserve: bool = True) -> Losses:
         """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet.
 
+        `commit` stores the samples: until then, leave `x` and `y` as they are.
+
         `alone` promises that these losses are committed or dropped before the next ones are computed, as they are
         without accumulation. Then nothing is made ready for the buffer that it will not store. With `reserve=False`,
         `reserve` is called later, when the backward pass keeps the device busy, but before the weights move.
@@ -312,7 +314,9 @@ class Learner:
         weights = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
         if self.positions is not None:
             return self.positions.mean(outputs, targets, self.loss, weights)
-        return F.cross_entropy(outputs, targets, weights) if self.loss is None else self.loss(outputs, targets)
+        if self.loss is None:
+            return F.cross_entropy(outputs, targets, weights)
+        return self.loss(outputs.clone(), transform(torch.clone, targets))  # it may work in place, and both are stored
 
     def targets(self, x: Nested, y: Nested) -> Nested:
         """The targets of a loss; -100 where the learner's mask says that a position does not count."""
