@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from holdfast.errors import UsageError
 from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, group_batchnorm
@@ -370,6 +371,28 @@ def test_a_batchnorm_called_several_times_only_later():
     model.calls = 2
     with pytest.raises(UsageError, match=r"norm was called several times.* without group_batchnorm"):
         forward(randn(12, 3), [4, 4, 4])
+
+
+class Checkpointed(nn.Module):
+    """Computes a part of itself again in the backward pass."""
+
+    def __init__(self, reentrant, *layers):
+        super().__init__()
+        self.first, self.part, self.reentrant = nn.Linear(3, 3), nn.Sequential(*layers), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.part, self.first(x), use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_batchnorm_that_is_computed_again_in_the_backward_pass(reentrant):
+    model = group_batchnorm(Checkpointed(reentrant, nn.BatchNorm1d(3), nn.Tanh()).double())
+    forward = GroupedForward(model)
+    forward(randn(4, 3), [4])[0].sum().backward()  # a single minibatch is the same again
+    with pytest.raises(UsageError, match="computed again in the backward pass"):
+        torch.cat(forward(randn(12, 3), [4, 4, 4])).sum().backward()
+    model.part[0].eval()
+    torch.cat(forward(randn(12, 3), [4, 4, 4])).sum().backward()
 
 
 class TimeMajor(nn.Module):
