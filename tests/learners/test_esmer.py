@@ -117,7 +117,8 @@ def test_it_remembers_what_sgd_forgets():
     [
         ({"consistency": -1.0}, "consistency must be a finite number of at least 0"),
         ({"loss_margin": -1.0}, "loss_margin must be a finite number of at least 0"),
-        ({"warmup": -1}, "warmup must be a finite number of at least 0"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0, not -1"),
+        ({"warmup": 1.5}, "warmup must be a whole number of at least 0, not 1.5"),
         ({"decay": 1.5}, "decay must lie between 0 and 1, not at 1.5"),
         ({"rate": -0.1}, "rate must lie between 0 and 1, not at -0.1"),
         ({"loss_decay": float("nan")}, "loss_decay must lie between 0 and 1, not at nan"),

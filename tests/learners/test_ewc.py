@@ -130,7 +130,8 @@ def test_a_stream_without_boundaries_is_refused():
     [
         ({"strength": -1.0}, "strength must be a finite number of at least 0"),
         ({"decay": 1.5}, "decay must lie between 0 and 1, not at 1.5"),
-        ({"samples": 0}, "samples must be at least 1, not 0"),
+        ({"samples": 0}, "samples must be a whole number of at least 1, not 0"),
+        ({"samples": 10.5}, "samples must be a whole number of at least 1, not 10.5"),
         ({"head": "classifier"}, "the head of OnlineEwc cannot grow"),
     ],
 )

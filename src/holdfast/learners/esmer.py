@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.averages import averaged, follow, keep_mode
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_counts, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, transform
@@ -68,7 +68,8 @@ class Esmer(ReplayLearner):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(consistency=consistency, loss_margin=loss_margin, deviations=deviations, warmup=warmup)
+        check_weights(consistency=consistency, loss_margin=loss_margin, deviations=deviations)
+        check_counts(0, warmup=warmup)
         if self.loss is not None or self.class_weights is not None:
             raise UsageError("ESMER weighs cross-entropy by itself: leave out loss= and class_weights=.")
         check_shares(decay=decay, rate=rate, loss_decay=loss_decay)

@@ -15,7 +15,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import Learner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import Options, check_shares, check_weights
+from holdfast.learners.options import Options, check_counts, check_shares, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.models import evaluating
 from holdfast.nested import Nested, chosen_rows, transform
@@ -91,8 +91,7 @@ class OnlineEwc(AnchoredLearner):
         check_shares(decay=decay)
         if self.loss is not None:
             raise UsageError("EWC measures importance by the probability of labels: leave out loss=.")
-        if samples < 1:
-            raise UsageError(f"samples must be at least 1, not {samples}.")
+        check_counts(1, samples=samples)
         self.decay, self.samples = decay, samples
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
