@@ -203,8 +203,13 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
-            gradients = self.backward(losses)
+        try:
+            with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over them
+                gradients = self.backward(losses)
+        except BaseException:
+            self._transaction.roll_back()
+            raise
+        self._transaction.close()
         losses.descended = True
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
@@ -223,6 +228,7 @@ class Learner:
                 f"{type(self).__name__} changes gradients: use observe, or learner.descend(losses) in place of a "
                 "backward pass and a step of the optimiser."
             )
+        self._transaction.close()
         if losses.offer is not None and self.buffer is not None:
             self.buffer.add(*losses.offer.arguments)
 
