@@ -250,6 +250,13 @@ def test_samples_of_several_tensors():
     assert torch.equal(made["size"], x["size"] + 1)
 
 
+def test_a_transform_that_works_in_place_is_applied_once():
+    """Also if it turns out, when all samples were shifted at once, that they must be computed one by one."""
+    x = torch.rand(4, 3)
+    made = per_sample(lambda one: one.sub_(0.5) * int(one.sum() < 9))(x.clone())
+    assert torch.equal(made, x - 0.5)
+
+
 def test_an_error_of_the_transform_is_its_own():
     with pytest.raises(ZeroDivisionError):
         per_sample(lambda x: x / (1 // 0))(torch.rand(2, 3))

@@ -79,6 +79,14 @@ def test_a_view_becomes_part_of_the_file(kind, normalize, tmp_path):
     assert torch.allclose(answers(made.path, x), predict(model, x, normalize), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_and_view_may_work_in_place(kind, tmp_path):
+    model = nn.Sequential(nn.Hardtanh(0, 1, inplace=True), small())
+    x = torch.randn(5, 1, 8, 8)
+    made = hf.export(model, x, tmp_path / f"model.{SUFFIX[kind]}", view=lambda x: x.sub_(0.5))
+    assert torch.allclose(answers(made.path, x.clone()), model.eval()(x - 0.5), atol=1e-5)
+
+
 def test_a_file_knows_how_it_came_about(tmp_path):
     onnx = pytest.importorskip("onnx")
     about = {"fingerprint": "abc", "lr": 0.1}

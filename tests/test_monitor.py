@@ -121,6 +121,21 @@ def test_learning_goes_on_as_if_nothing_had_been_measured():
     assert [module.training for module in measured] == [False, True, True, True, True]
 
 
+@pytest.mark.parametrize("where", ["model", "view"])
+def test_what_works_in_place_leaves_the_slice_alone(where):
+    shift = lambda x: x.sub_(0.5)  # noqa: E731
+    model = network()
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(30, 6, generator=draw), torch.randint(0, 4, (30,), generator=draw)
+    given, expected = x.clone(), hf.evaluate(model, {"old": (x - 0.5, y)})["old"]
+    if where == "model":
+        model.register_forward_pre_hook(lambda _, args: (shift(*args),))
+    monitor = hf.ForgettingMonitor(model, view=shift if where == "view" else None)
+    readings = [monitor.add("old", x, y), *monitor.check(), *monitor.check()]
+    assert [each.score for each in readings] == [expected] * 3
+    assert torch.equal(x, given)
+
+
 def test_a_drop_is_told_once_and_again_only_after_a_recovery():
     monitor, at = watched(drop=5)
     assert not at(96)[1]

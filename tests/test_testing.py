@@ -198,6 +198,13 @@ class UnseededDraws(Sgd):
         return super().observe(x[order], y[order])
 
 
+class HasMoreLayers(Sgd):
+    """Of the network that is evaluated, nothing says how it is made."""
+
+    def evaluated(self):
+        return torch.nn.Sequential(self.model, torch.nn.Linear(3, 3))
+
+
 def test_a_learner_with_a_state_of_its_own():
     check_learner(SavesItsState)
 
@@ -228,6 +235,7 @@ def test_a_learner_with_a_state_of_its_own():
         (StoresTooMuch, "holds 16 of at most 12 samples"),
         (ComputesWithTheModel, "must compute its losses with self.network"),
         (UnseededDraws, "the same seeds gave other weights"),
+        (HasMoreLayers, r"the weights of evaluated\(\) do not fit wrap\(model\)"),
     ],
 )
 def test_the_learners_contract_can_be_broken(learner, message):

@@ -115,7 +115,7 @@ class _PerSample:
         if self._at_once is None:
             before = _Generators(self, x)
             try:
-                made = torch.vmap(self.view, randomness="different")(x)
+                made = torch.vmap(self.view, randomness="different")(transform(torch.clone, x))  # may work in place
                 self._at_once = not before.moved_beside_torch()
             except Exception:  # an error of the view itself is raised again below
                 self._at_once = False

@@ -141,7 +141,8 @@ def _exercises(model: nn.Module, x: Any) -> list[Exercise]:
     for size in (count, 1, count + 1):
         rows = torch.arange(size) % count
         part = nesting.tree_map(lambda leaf, rows=rows: leaf[rows], x)
-        made.append((part, nesting.tree_leaves(model(part))))
+        outputs = model(nesting.tree_map(torch.clone, part))  # a copy: view and model may work in place
+        made.append((part, nesting.tree_leaves(outputs)))
     return made
 
 

@@ -221,7 +221,8 @@ class ForgettingMonitor:
         with evaluating(self.model):
             for start in range(0, part.size, self.batch_size):
                 rows = slice(start, start + self.batch_size)
-                x = nesting.tree_map(lambda tensor, rows=rows: tensor[rows].to(device), part.x)
+                # Copies: view and model may work in place, and the slice is measured again.
+                x = nesting.tree_map(lambda tensor, rows=rows: tensor[rows].to(device, copy=True), part.x)
                 answers.append(self._answer(x if self.view is None else self.view(x)))
         return nesting.tree_map(lambda *parts: torch.cat(parts), *answers)
 

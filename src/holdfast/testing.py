@@ -140,8 +140,9 @@ def check_learner(learner: type[Learner], config: RunConfig | None = None) -> No
     alone, never waits for the device (unless the class says `capturable = False`), and changes nothing of the learner
     but tensors: a captured step would freeze anything else. A buffer stores samples as they came, whole. Every setting
     makes a difference to somebody who reads it. The same seeds give the same weights, and so does a learner that
-    continues from a saved state. Losses come from `network`, of which an engine may train a copy in bfloat16, unless
-    the class says `uses_parameters = True`. `config` are the settings to make it from, if the default does not suit.
+    continues from a saved state. `wrap` makes a network for the weights of the evaluated one. Losses come from
+    `network`, of which an engine may train a copy in bfloat16, unless the class says `uses_parameters = True`. `config`
+    are the settings to make it from, if the default does not suit.
     """
     what = f"learner '{learner.__name__}'"
     _require(issubclass(learner, Learner), f"{what} must be a subclass of holdfast.Learner.")
@@ -193,7 +194,12 @@ def _train_a_little(learner: type[Learner], config: RunConfig, what: str, resume
             state = copy.deepcopy(built.state_dict())
             built = _make(learner, config, what)
             built.load_state_dict(state)
-    return {name: tensor.clone() for name, tensor in built.evaluated().state_dict().items()}
+    found = {name: tensor.clone() for name, tensor in built.evaluated().state_dict().items()}
+    try:  # as an analysis of a finished run does
+        learner.wrap(_network(config), **dict(config.settings)).load_state_dict(found)
+    except RuntimeError as error:
+        raise AssertionError(f"{what}: the weights of evaluated() do not fit wrap(model): {error}") from error
+    return found
 
 
 class _Network(nn.Sequential):
@@ -203,10 +209,14 @@ class _Network(nn.Sequential):
         return self[:-1](x)  # type: ignore[no-any-return]
 
 
-def _make(learner: type[Learner], config: RunConfig, what: str) -> Learner:
+def _network(config: RunConfig) -> nn.Module:
     with seeded_globally(config.seed, "init"):
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
-        model = group_batchnorm(_Network(*layers))
+        return group_batchnorm(_Network(*layers))
+
+
+def _make(learner: type[Learner], config: RunConfig, what: str) -> Learner:
+    model = _network(config)
     optimizer: Optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
     network: nn.Module = model
     if config.precision == "bfloat16" and not learner.uses_parameters:  # as an engine does on a GPU

@@ -142,7 +142,7 @@ def test_every_replay_method_can_be_balanced(method):
 @pytest.mark.parametrize("method", FILLING)
 def test_methods_that_choose_samples_themselves_refuse_it(method):
     config = RunConfig.preset("seq-mnist", method, train_limit=50, settings=(("balanced", True),))
-    with pytest.raises(UsageError, match="chooses its samples itself: leave out balanced"):
+    with pytest.raises(UsageError, match="this method chooses its samples itself: leave out balanced"):
         hf.run(config, device="cpu")
 
 

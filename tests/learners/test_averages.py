@@ -52,6 +52,40 @@ def test_in_16_bits_an_average_would_stand_still(kind, dtype):
     )
 
 
+class Quantized(nn.Module):
+    """Has frozen weights, one of them of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed = nn.Parameter(torch.randint(-3, 4, (36, 36), dtype=torch.int8), requires_grad=False)
+        self.first, self.last = nn.Linear(36, 36).requires_grad_(False), nn.Linear(36, 6)
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)) @ self.mixed.float())
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Ballast, {}), (ClsEr, {"stable_rate": 1.0}), (Esmer, {"rate": 1.0})])
+def test_frozen_weights_of_any_type_stay_the_same_to_the_last_bit(kind, options):
+    model = Quantized()
+    learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20, **options)
+    for x, y in stream(6, dtype=torch.float32):
+        learner.observe(x, y)
+    assert torch.equal(learner.evaluated().mixed, model.mixed)
+    assert torch.equal(learner.evaluated().first.weight, model.first.weight)
+    assert not torch.equal(learner.evaluated().last.weight, model.last.weight)
+
+
+def test_a_weight_that_is_frozen_later_is_reached_in_the_end():
+    model = Convolutions().double()
+    learner = Ballast(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=20, decay=0.5)
+    for step, (x, y) in enumerate(stream(40)):
+        learner.observe(x, y)
+        if step == 3:
+            model.conv.requires_grad_(False)
+            assert not torch.allclose(learner.average.conv.weight, model.conv.weight)
+    torch.testing.assert_close(learner.average.conv.weight, model.conv.weight, rtol=1e-9, atol=1e-12)
+
+
 class Mean(nn.Module):
     def __init__(self):
         super().__init__()

@@ -232,6 +232,25 @@ def test_counts_of_earlier_steps_fade(turn):
         torch.testing.assert_close(angles.sum(0), counted.float() if turn else torch.zeros(CLASSES))
 
 
+def test_each_of_several_losses_has_counts_of_its_own():
+    """Gradients may be accumulated over minibatches before they are committed."""
+    learner = ballast(features_network("mlp"), adjusted=True, recall=0.5)
+    buffer, batches = record(learner), list(stream(4))
+    learner.observe(*batches[0])
+    counted = torch.zeros(CLASSES)
+    both = [learner.losses(x, y) for x, y in batches[1:3]]
+    (both[0].total + both[1].total).backward()
+    learner.optimizer.step()
+    for losses, (_, y), drawn in zip(both, batches[1:3], buffer.draws, strict=True):
+        learner.commit(losses)
+        counted = 0.5 * counted + torch.bincount(torch.cat([y, drawn.y]), minlength=CLASSES)
+        torch.testing.assert_close(learner.entropies.recalled[CLASSES], counted)
+    learner.losses(*batches[3])  # nobody commits it
+    learner.forget_all()
+    learner.observe(*batches[3])
+    torch.testing.assert_close(learner.entropies.recalled[CLASSES], counted)
+
+
 def test_an_image_is_seen_at_all_angles():
     """The mean over four looks, one image and one angle after the other, with an average of each layer."""
     learner = ballast(features_network("batchnorm"), target="stored", turn=0.5, looks="angles")
@@ -254,6 +273,25 @@ def test_an_image_is_seen_at_all_angles():
             outputs = head @ average.features(turned_by(image, angle)[None])[0] + offset
             looks.append(outputs[CLASSES * angle : CLASSES * (angle + 1)])
         torch.testing.assert_close(found, sum(looks) / 4)
+
+
+class OneToken(Convolutions):
+    """The last layer, in 16 bits, sees a single position of each image, as in some transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier.bfloat16().requires_grad_(False)
+
+    def forward(self, x):
+        return self.classifier(self.features(x)[:, None].bfloat16())[:, 0]
+
+
+def test_what_learned_from_turned_images_can_look_at_them():
+    model = OneToken()
+    learner = ballast(model, turn=0.5, looks="angles")
+    for x, y in stream(3, dtype=torch.float32):
+        learner.observe(x, y)
+    assert learner.evaluated().eval()(x).shape == (8, CLASSES)
 
 
 def test_the_network_that_looks_from_all_sides_is_made_again_from_its_weights():

@@ -319,9 +319,11 @@ def test_one_stored_sample_has_no_correlation():
         ({"distillation": -1.0}, "distillation must be a finite number of at least 0, not -1.0"),
         ({"temperature": 0.0}, "temperature must be a finite number above 0, not 0.0"),
         ({"slow_lr": float("nan")}, "slow_lr must be a finite number of at least 0"),
-        ({"slow_size": 1}, "slow_size must be at least 2, not 1"),
+        ({"slow_size": 1}, "slow_size must be a whole number of at least 2, not 1"),
+        ({"slow_steps": 2.5}, "slow_steps must be a whole number of at least 0, not 2.5"),
         ({"lookahead": 1.5}, "lookahead must lie between 0 and 1, not at 1.5"),
         ({"loss": nn.functional.mse_loss}, "DualNet compares probabilities of classes: leave out loss="),
+        ({"outputs": len}, "DualNet makes outputs of the model's features itself: leave out call= and outputs="),
         ({"head": "classifier"}, "the head of DualNet cannot grow: leave out head="),
     ],
 )

@@ -99,6 +99,14 @@ def test_minibatches_of_one():
     assert learner.mean > 0
 
 
+def test_errors_that_are_all_the_same():
+    """Rounding may put their mean below all of them."""
+    learner = esmer(network("mlp", torch.float32), deviations=0.0)
+    for size in range(2, 12):
+        for error in torch.linspace(0.1, 3, 30):
+            assert learner._usual(error.expand(size)) == pytest.approx(float(error))
+
+
 def test_it_remembers_what_sgd_forgets():
     assert tiny_run("sgd").accuracy < 25
     assert tiny_run("esmer").accuracy > 45
@@ -109,7 +117,8 @@ def test_it_remembers_what_sgd_forgets():
     [
         ({"consistency": -1.0}, "consistency must be a finite number of at least 0"),
         ({"loss_margin": -1.0}, "loss_margin must be a finite number of at least 0"),
-        ({"warmup": -1}, "warmup must be a finite number of at least 0"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0, not -1"),
+        ({"warmup": 1.5}, "warmup must be a whole number of at least 0, not 1.5"),
         ({"decay": 1.5}, "decay must lie between 0 and 1, not at 1.5"),
         ({"rate": -0.1}, "rate must lie between 0 and 1, not at -0.1"),
         ({"loss_decay": float("nan")}, "loss_decay must lie between 0 and 1, not at nan"),

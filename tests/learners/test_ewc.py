@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import OnlineEwc
 from learners.conftest import (
+    CLASSES,
     assert_same_state,
     cross_entropies,
     descend,
@@ -90,6 +92,29 @@ def test_frozen_layers_are_left_out():
     assert "hidden2.weight" in learner.importances
 
 
+class Looking(nn.Module):
+    """Looks at values, which vmap refuses, after it has worked in place or not on what it is given."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place, self.layer = in_place, nn.Linear(36, CLASSES)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        x = x.sub_(0.5) if self.in_place else x - 0.5
+        return self.layer(x.clone() if x.sum() < 1e9 else x)
+
+
+def test_samples_are_shown_one_by_one_as_they_are():
+    found = []
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        learner = ewc(Looking(in_place).double())
+        learner.end_task(*next(stream(1)))
+        found.append(learner.importances["layer.weight"])
+    assert torch.equal(*found)
+
+
 def test_it_remembers_within_tasks_what_sgd_forgets():
     assert tiny_run("sgd").task_il_accuracy < 88
     assert tiny_run("ewc", strength=200.0, samples=200).task_il_accuracy > 90
@@ -105,7 +130,8 @@ def test_a_stream_without_boundaries_is_refused():
     [
         ({"strength": -1.0}, "strength must be a finite number of at least 0"),
         ({"decay": 1.5}, "decay must lie between 0 and 1, not at 1.5"),
-        ({"samples": 0}, "samples must be at least 1, not 0"),
+        ({"samples": 0}, "samples must be a whole number of at least 1, not 0"),
+        ({"samples": 10.5}, "samples must be a whole number of at least 1, not 10.5"),
         ({"head": "classifier"}, "the head of OnlineEwc cannot grow"),
     ],
 )

@@ -1,15 +1,18 @@
 """GEM against slow loops; its quadratic program against all sets of active bounds."""
 
+import copy
 import itertools
 import sys
 
 import pytest
 import torch
+from torch import nn
 
 import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import EpisodicGem, gem
 from learners.conftest import (
+    CLASSES,
     assert_same_state,
     cross_entropies,
     network,
@@ -112,6 +115,38 @@ def check_memory(learner, memory, task):
     places = [(task[0] == x).flatten(1).all(1).nonzero().item() for x in memory[-1][0]]
     assert len(set(places)) == len(places)
     assert torch.equal(task[1][places], memory[-1][1])
+
+
+def test_a_task_of_one_sample_is_refused_by_batchnorm_without_a_trace():
+    """The samples of earlier tasks are shown in the backward pass."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)).double()
+    learner = make(model, buffer_size=3, augment=lambda x: x + torch.randn(x.shape, dtype=x.dtype))
+    x, y = next(stream(1))
+    for _ in range(2):
+        learner.observe(x, y)
+        learner.end_task(x[:2], y[:2])
+    before, state = copy.deepcopy(model), torch.get_rng_state()
+    with pytest.raises(UsageError, match="BatchNorm cannot learn from a single sample"):
+        learner.observe(x, y)
+    assert_same_state(model, before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("scale", [100, 1000])
+def test_large_gradients_that_are_nearly_the_same(scale):
+    """Their products in float32 are rounded by more than what the program adds to the diagonal."""
+    draw = torch.Generator().manual_seed(0)
+    one, new = scale * torch.randn(2, 500, generator=draw)
+    rows = one + 1e-5 * scale * torch.randn(6, 500, generator=draw)
+    gradient = new - one
+    gram = rows @ rows.T
+    assert torch.linalg.eigvalsh(gram.double())[0] < -gem.RIDGE
+    weights = gem._weights(gram, rows @ gradient, 0.0)
+    projected = gradient + weights.float() @ rows
+    cosines = rows @ projected / (rows.norm(dim=1) * projected.norm())
+    assert (cosines > -1e-5).all()
+    # Nothing is taken away beyond what points against the rows.
+    torch.testing.assert_close(projected, gradient - (gradient @ one) / (one @ one) * one, rtol=0, atol=1e-3 * scale)
 
 
 def test_it_remembers_what_sgd_forgets():

@@ -188,6 +188,25 @@ def test_it_remembers_what_sgd_forgets():
     model.load_state_dict(result.weights)  # the answers are those of an ordinary network
 
 
+class Scoring(Convolutions):
+    """Its outputs have a name."""
+
+    def forward(self, x):
+        return {"scores": super().forward(x)}
+
+
+def test_outputs_may_have_a_name():
+    learners = [icarl(Convolutions()), icarl(Scoring(), outputs=lambda returned: returned["scores"])]
+    learners[1].model.load_state_dict(learners[0].model.state_dict())
+    x, y = next(stream(1, dtype=torch.float32))
+    for learner in learners:
+        learner.begin_task((0, 1))
+        learner.observe(x, y)
+        learner.end_task(x, y)
+    plain, named = (learner.evaluated()(x) for learner in learners)
+    assert torch.equal(plain, named["scores"])
+
+
 def test_what_it_refuses():
     with pytest.raises(UsageError, match="icarl must be told where tasks begin and end, and mnist-360 has no such"):
         hf.run(hf.RunConfig.preset("mnist-360", "icarl"), device="cpu")

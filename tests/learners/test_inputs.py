@@ -8,7 +8,7 @@ import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import DualNet, EpisodicGem, Icarl, Sgd
 from holdfast.nested import leaves
-from learners.conftest import assert_same_state, network, plain_copy, stream
+from learners.conftest import CLASSES, Convolutions, assert_same_state, network, plain_copy, stream
 
 LEARNERS = {
     "sgd": Sgd,
@@ -126,6 +126,67 @@ def test_a_model_that_works_in_place_does_not_change_what_is_stored(name):
     expected = torch.cat([x for x, _ in stream(2)])
     assert torch.equal(torch.cat([x for x, _ in given]), expected)
     assert torch.equal(learner.buffer.contents().x, expected)
+
+
+class Shifted(Convolutions):
+    """Works in place on what it is given, or not; `noticed` if autograd needs the values that change."""
+
+    def __init__(self, in_place, noticed):
+        super().__init__()
+        self.in_place, self.noticed = in_place, noticed
+
+    def features(self, x):
+        x = x.sub_(0.5) if self.in_place else x - 0.5
+        return super().features(x if self.noticed else x.clone())
+
+
+@pytest.mark.parametrize("noticed", [False, True], ids=["unnoticed", "noticed"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["batchnorm", "grouped"])
+@pytest.mark.parametrize("method", hf.LEARNERS)
+def test_a_model_that_works_in_place_learns_what_another_learns(method, grouped, noticed):
+    """In two tasks, with whatever copies of it a method has."""
+    kind, found = hf.LEARNERS[method], []
+    for in_place in (False, True):
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = Shifted(in_place, noticed).double()
+        model = hf.group_batchnorm(model) if grouped else model
+        given = {"buffer_size": 20} if kind.needs_buffer else {}
+        learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.05), **given)
+        for step, (x, y) in enumerate(stream(8)):
+            if step % 4 == 0:
+                learner.begin_task(tuple(range(CLASSES)))
+            learner.observe(x.clone(), y)
+            if step % 4 == 3:
+                learner.end_task(x.clone(), y)
+        found.append(nn.ModuleList([model, learner.evaluated()]))
+    assert_same_state(*found, rtol=1e-9, atol=1e-11)
+
+
+def squares(outputs, targets):
+    """A loss for labels that are counted from 1."""
+    return ((outputs.clamp(-1, 1) - nn.functional.one_hot(targets - 1, CLASSES)) ** 2).mean()
+
+
+def squares_in_place(outputs, targets):
+    return ((outputs.clamp_(-1, 1) - nn.functional.one_hot(targets.sub_(1), CLASSES)) ** 2).mean()
+
+
+@pytest.mark.parametrize("replay", [None, 0.5])
+@pytest.mark.parametrize("kind", ["mlp", "batchnorm", "grouped"])
+@pytest.mark.parametrize("method", ["er", "consistency", "der"])
+def test_a_loss_that_works_in_place_is_as_good_as_any(method, kind, replay):
+    learners = []
+    for loss in (squares, squares_in_place):
+        model = network(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        learners.append(hf.LEARNERS[method](model, optimizer, loss=loss, buffer_size=20, replay=replay))
+    for x, y in stream(6):
+        labels = y + 1
+        results = [learner.observe(x, labels) for learner in learners]
+        assert results[0] == results[1]
+        assert torch.equal(labels, y + 1)
+    assert_same_state(*(learner.model for learner in learners), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("form", ["tensor", "dict"])

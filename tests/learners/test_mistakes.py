@@ -99,6 +99,31 @@ def test_whatever_fails_in_a_step_moves_nothing():
     assert all(torch.equal(*pair) for pair in zip(before, state(made), strict=True))
 
 
+class SickBackwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        raise KeyError("sick")
+
+
+def test_a_backward_pass_that_fails_moves_nothing_and_the_next_step_has_another_way_back():
+    made = learner(network(dropout=0.5))
+    made.observe(X, Y)
+    before, handle = state(made), made.model.register_forward_hook(lambda *parts: SickBackwards.apply(parts[2]))
+    with pytest.raises(KeyError, match="sick"):
+        made.observe(X, Y)
+    assert all(torch.equal(*pair) for pair in zip(before, state(made), strict=True))
+    handle.remove()
+    made.observe(X, Y)
+    after = state(made)
+    with pytest.raises(hf.UsageError, match="cannot compute"):
+        made.forward(torch.ones(4, 7))  # outside of a step, there is nothing to take back
+    assert all(torch.equal(*pair) for pair in zip(after, state(made), strict=True))
+
+
 # --- minibatches
 
 

@@ -74,6 +74,17 @@ def test_with_momentum_a_path_is_what_each_step_gained():
         torch.testing.assert_close(mine, theirs)
 
 
+def test_in_16_bits_small_steps_count_after_many():
+    model = network("mlp", torch.bfloat16)
+    learner = si(model)
+    path, weight = 0.0, model.classifier.weight
+    for x, y in stream(600, dtype=torch.bfloat16):
+        before = weight.detach().double()
+        learner.observe(x, y)
+        path = path - weight.grad.double() * (weight.detach().double() - before)
+    torch.testing.assert_close(learner.paths["classifier.weight"].double(), path, rtol=1e-3, atol=0)
+
+
 def test_it_remembers_within_tasks_what_sgd_forgets():
     assert tiny_run("sgd").task_il_accuracy < 88
     assert tiny_run("si", strength=10.0, damping=0.1).task_il_accuracy > 91

@@ -31,7 +31,15 @@ def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
 @torch.no_grad()
 def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
     """average <- (1 - weight) * average + weight * model, for all parameters."""
-    _move(list(average.parameters()), list(model.parameters()), weight)
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+        if fast.requires_grad:
+            mine.append(slow)
+            theirs.append(fast)
+        elif fast.is_floating_point():  # frozen: what is equal stays equal, what was frozen later has a way to go
+            slow.lerp_(fast, weight.to(slow.dtype))
+    _move(mine, theirs, weight)
 
 
 @pure

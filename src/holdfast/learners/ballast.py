@@ -185,14 +185,15 @@ class Ballast(ReplayLearner):
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
             consistency = consistency + self.hold_features * self._apart(features, taught, sizes)
-        current, replay = self.entropies([outputs, now], labels)
+        counted: dict[int, Tensor] = {}
+        current, replay = self.entropies([outputs, now], labels, counted)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), features[sum(sizes) :])
-            terms["turned"] = self._turned_loss(every, classes, sizes)
+            terms["turned"] = self._turned_loss(every, classes, sizes, counted)
             total = total + self.turn * terms["turned"]
-        return Losses(total, offer=offer, **terms)
+        return Losses(total, offer=offer, kept=counted, **terms)
 
     def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """The outputs for each part of a view and, if they are needed, the features of all, (rows, D)."""
@@ -227,16 +228,16 @@ class Ballast(ReplayLearner):
 
         return answer
 
-    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int]) -> Tensor:
+    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int], counted: dict[int, Tensor]) -> Tensor:
         """Cross-entropy of the turned images, weighed as that of the others: alpha for those of the draw."""
-        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
+        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes), counted)
         return observed + self.alpha * replayed
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer, remember its classes, and let the averages follow the network."""
         super().commit(losses)
         if losses.offer is not None:
-            self.entropies.commit(losses.offer.y)
+            self.entropies.commit(losses.offer.y, losses.kept or {})
         self.updates += 1
         self._follow(self.average, self.decay)
         if self.teacher is not None:

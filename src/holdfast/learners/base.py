@@ -28,7 +28,7 @@ from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, networks_of, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward, by_keywords, is_pretrained
-from holdfast.nested import Nested, concat, rows
+from holdfast.nested import Nested, concat, rows, transform
 from holdfast.ranks import Ranks
 from holdfast.rng import generator as seeded_generator
 
@@ -174,6 +174,8 @@ class Learner:
     def losses(self, x: Nested, y: Nested = None, *, alone: bool = False, reserve: bool = True) -> Losses:
         """The losses of one minibatch, checked and differentiable; no weight moves and nothing is stored yet.
 
+        `commit` stores the samples: until then, leave `x` and `y` as they are.
+
         `alone` promises that these losses are committed or dropped before the next ones are computed, as they are
         without accumulation. Then nothing is made ready for the buffer that it will not store. With `reserve=False`,
         `reserve` is called later, when the backward pass keeps the device busy, but before the weights move.
@@ -201,8 +203,13 @@ class Learner:
     def descend(self, losses: Losses | Tensor, optimizer: Optimizer | None = None) -> None:
         """One step along the gradient of the loss; by `optimizer` if the learner's own is wrapped in another."""
         losses = losses if isinstance(losses, Losses) else Losses(losses)
-        with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over the ranks
-            gradients = self.backward(losses)
+        try:
+            with nullcontext() if self.ranks is None else self.ranks.waiting():  # backward sums gradients over them
+                gradients = self.backward(losses)
+        except BaseException:
+            self._transaction.roll_back()
+            raise
+        self._transaction.close()
         losses.descended = True
         if self.clip is not None and gradients:
             clip_gradients(gradients, self.clip)
@@ -221,6 +228,7 @@ class Learner:
                 f"{type(self).__name__} changes gradients: use observe, or learner.descend(losses) in place of a "
                 "backward pass and a step of the optimiser."
             )
+        self._transaction.close()
         if losses.offer is not None and self.buffer is not None:
             self.buffer.add(*losses.offer.arguments)
 
@@ -312,7 +320,9 @@ class Learner:
         weights = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
         if self.positions is not None:
             return self.positions.mean(outputs, targets, self.loss, weights)
-        return F.cross_entropy(outputs, targets, weights) if self.loss is None else self.loss(outputs, targets)
+        if self.loss is None:
+            return F.cross_entropy(outputs, targets, weights)
+        return self.loss(outputs.clone(), transform(torch.clone, targets))  # it may work in place, and both are stored
 
     def targets(self, x: Nested, y: Nested) -> Nested:
         """The targets of a loss; -100 where the learner's mask says that a position does not count."""
@@ -418,8 +428,8 @@ class Learner:
 
         With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
         them already, and refuses one whose frozen weights have other names or shapes. The method's copies of the model
-        are written without them as well, as far as they are the same to the last bit: those of a teacher are, those of
-        an average may differ by rounding.
+        are written without them as well, as far as they are the same to the last bit. Those of an average are, unless
+        they were frozen when it had moved.
         """
         with self.together("check the model"):
             self.check_finite()

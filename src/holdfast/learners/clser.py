@@ -4,6 +4,7 @@ Arani, Sarfraz, Zonooz, "Learning Fast, Learning Slow: A General Continual Learn
 Learning System", ICLR 2022.
 """
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -17,7 +18,7 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, concat
+from holdfast.nested import Nested, concat, transform
 from holdfast.rng import generator
 
 __all__ = ["ClsEr"]
@@ -77,17 +78,19 @@ class ClsEr(ReplayLearner):
         keep_mode(self.model, self.stable, self.plastic)
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         view, replayed = self.view(x), self.view(drawn.x)
-        consistency = F.mse_loss(self.forward(replayed), self._better(replayed, drawn.y))
-        outputs = self.forward(concat([view, replayed]))
+        both = concat([view, replayed])
+        steady = [transform(torch.clone, replayed) for _ in self.averages]  # each network may work in place on its own
+        consistency = F.mse_loss(self.forward(replayed), self._better(steady, drawn.y))
+        outputs = self.forward(both)
         self.check_labels(y, outputs)
         current = self.criterion(outputs, concat([y, drawn.y]))
         total = current + self.consistency * consistency
         return Losses(total, current=current, consistency=consistency, offer=self.offer(x, y, outputs))
 
     @torch.no_grad()
-    def _better(self, view: Nested, labels: Tensor) -> Tensor:
-        """For each sample, the outputs of the average that is surer of its label, (B, C)."""
-        stable, plastic = (self.forward(view, network) for network in (self.stable, self.plastic))
+    def _better(self, views: Sequence[Nested], labels: Tensor) -> Tensor:
+        """For each sample, the outputs of the average that is surer of its label, (B, C); a copy of the view each."""
+        stable, plastic = map(self.forward, views, (self.stable, self.plastic))
         sure = [each.softmax(1).gather(1, labels[:, None]) for each in (stable, plastic)]
         return torch.where(sure[0] > sure[1], stable, plastic)
 

@@ -20,7 +20,7 @@ from holdfast.augment import CropFlip
 from holdfast.errors import UsageError
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_counts, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.models import Adapted, GroupedForward, features
@@ -79,14 +79,16 @@ class DualNet(ReplayLearner):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(distillation=distillation, slow_lr=slow_lr, slow_steps=slow_steps)
+        check_weights(distillation=distillation, slow_lr=slow_lr)
+        check_counts(0, slow_steps=slow_steps)
+        check_counts(2, slow_size=slow_size)  # features are correlated over samples
         check_shares(lookahead=lookahead)
-        if slow_size < 2:
-            raise UsageError(f"slow_size must be at least 2, not {slow_size!r}: features are correlated over samples.")
         if not 0 < temperature < torch.inf:
             raise UsageError(f"temperature must be a finite number above 0, not {temperature!r}.")
         if self.loss is not None:
             raise UsageError("DualNet compares probabilities of classes: leave out loss=.")
+        if self.call is not None or self.take_outputs is not None:
+            raise UsageError("DualNet makes outputs of the model's features itself: leave out call= and outputs=.")
         if self.ranks is not None:
             raise UsageError("DualNet adds layers that DistributedDataParallel does not see: use it in one process.")
         self.distillation, self.temperature, self.lookahead = distillation, temperature, lookahead

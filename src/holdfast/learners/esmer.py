@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.averages import averaged, follow, keep_mode
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_counts, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, transform
@@ -68,7 +68,8 @@ class Esmer(ReplayLearner):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(consistency=consistency, loss_margin=loss_margin, deviations=deviations, warmup=warmup)
+        check_weights(consistency=consistency, loss_margin=loss_margin, deviations=deviations)
+        check_counts(0, warmup=warmup)
         if self.loss is not None or self.class_weights is not None:
             raise UsageError("ESMER weighs cross-entropy by itself: leave out loss= and class_weights=.")
         check_shares(decay=decay, rate=rate, loss_decay=loss_decay)
@@ -87,10 +88,11 @@ class Esmer(ReplayLearner):
         """The weighted loss of the minibatch, and on a draw the loss and the distance from the average."""
         keep_mode(self.model, self.stable)
         view = self.view(x)
+        judged = transform(torch.clone, view)  # each network has its own: it may work in place
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         with torch.no_grad():
-            errors = F.cross_entropy(self.forward(view, self.stable), y, reduction="none")
+            errors = F.cross_entropy(self.forward(judged, self.stable), y, reduction="none")
         limit, mean = self.loss_margin * self.mean, self.mean.to(errors.dtype)
         weights = torch.where((self.mean > 0) & (errors >= limit), mean / errors, 1.0)
         current = (weights * F.cross_entropy(outputs, y, reduction="none")).mean()
@@ -101,7 +103,7 @@ class Esmer(ReplayLearner):
         drawn = self.draw(y)
         replayed = self.view(drawn.x)
         with torch.no_grad():
-            target = self.forward(replayed, self.stable)
+            target = self.forward(transform(torch.clone, replayed), self.stable)
         now = self.forward(replayed)
         replay, distance = F.cross_entropy(now, drawn.y), F.mse_loss(now, target)
         total = current + replay + self.consistency * distance
@@ -111,7 +113,9 @@ class Esmer(ReplayLearner):
         """The mean of the errors without those that are unusually large."""
         if len(errors) == 1:
             return errors[0]
-        return errors[errors <= errors.mean() + self.deviations * errors.std()].mean()
+        limit = errors.mean() + self.deviations * errors.std()
+        # Rounding may put the mean of equal errors below all of them.
+        return errors[errors <= limit.clamp(min=errors.min())].mean()
 
     def _small_errors(self, x: Nested, y: Tensor, small: Tensor) -> Offer | None:
         """The samples whose error is small, if there are any and they may be stored."""

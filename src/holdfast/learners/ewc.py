@@ -15,7 +15,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import Learner
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import Options, check_shares, check_weights
+from holdfast.learners.options import Options, check_counts, check_shares, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.models import evaluating
 from holdfast.nested import Nested, chosen_rows, transform
@@ -45,7 +45,8 @@ class AnchoredLearner(Learner):
         self.strength = strength
         self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self.anchors = {name: each.detach().clone() for name, each in self.parameters.items()}
-        self.importances = {name: torch.zeros_like(each) for name, each in self.anchors.items()}
+        # Sums of many small numbers, which would come to a stop in 16 bits.
+        self.importances = {name: torch.zeros_like(widen(each)) for name, each in self.anchors.items()}
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy and the penalty, which is 0 during the first task."""
@@ -90,8 +91,7 @@ class OnlineEwc(AnchoredLearner):
         check_shares(decay=decay)
         if self.loss is not None:
             raise UsageError("EWC measures importance by the probability of labels: leave out loss=.")
-        if samples < 1:
-            raise UsageError(f"samples must be at least 1, not {samples}.")
+        check_counts(1, samples=samples)
         self.decay, self.samples = decay, samples
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
@@ -120,7 +120,8 @@ class OnlineEwc(AnchoredLearner):
         parameters = {name: each.detach() for name, each in self.parameters.items()}
         slope = grad(log_probability, has_aux=True)
         try:
-            slopes, logs = vmap(slope, in_dims=(None, 0, 0))(parameters, view, labels)
+            # Of a copy: a model that works in place may have begun when it turns out that this cannot be done.
+            slopes, logs = vmap(slope, in_dims=(None, 0, 0))(parameters, transform(torch.clone, view), labels)
         except (RuntimeError, ValueError):  # recurrent layers and models that look at values: one sample at a time
             found = [slope(parameters, chosen_rows(view, row), label) for row, label in enumerate(labels)]
             slopes = {name: torch.stack([each[name] for each, _ in found]) for name in parameters}

@@ -53,15 +53,17 @@ class FairEntropy:
         sizes = (classes, 4 * classes) if recall else ()
         self.recalled = {size: torch.zeros(size, device=device) for size in sizes}
         """Counts of earlier steps, by the number of outputs."""
-        self._recalling: dict[int, Tensor] = {}  # what they will be when the step is done
 
-    def __call__(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-        """The cross-entropy of each of the two, given their outputs and labels."""
+    def __call__(self, outputs: Sequence[Tensor], labels: Sequence[Tensor], counted: dict[int, Tensor]) -> list[Tensor]:
+        """The cross-entropy of each of the two, given their outputs and labels.
+
+        The counts of the step are added to `counted`, by the number of outputs, for `commit`.
+        """
         observed, drawn = outputs
         if self.asymmetric:
             observed = observed.masked_fill(self.absent(labels[0], observed.shape[1]), NEVER)
         if self.adjusted:
-            advantage = self.advantage(observed, labels)
+            advantage = self.advantage(observed, labels, counted)
             observed, drawn = observed + advantage, drawn + advantage
         weights = self.class_weights
         if weights is not None:
@@ -73,22 +75,23 @@ class FairEntropy:
         classes = len(self.seen)
         return self.seen.index_fill(0, labels % classes, False).repeat(outputs // classes)
 
-    def advantage(self, outputs: Tensor, labels: Sequence[Tensor]) -> Tensor:
+    def advantage(self, outputs: Tensor, labels: Sequence[Tensor], counted: dict[int, Tensor]) -> Tensor:
         """What is added to each row of outputs that are adjusted, (C,) or (4 C,)."""
         counts = torch.ones_like(outputs[0])
         for each in labels:
             counts = counts.index_add(0, each, torch.ones_like(each, dtype=counts.dtype))
-        if self.recall:
-            counts = counts + self.recall * self.recalled[len(counts)].to(counts.dtype)
-            self._recalling[len(counts)] = counts - 1
-        return self.strength * counts.log()
+        counted[len(counts)] = counts
+        return self.strength * self._with_recalled(counts).log()
 
-    def commit(self, labels: Tensor) -> None:
-        """Remember the classes of a minibatch that the network has learned, and the counts of the step."""
+    def _with_recalled(self, counts: Tensor) -> Tensor:
+        """1 + how often the labels of this step and, with `recall`, of earlier ones have each class."""
+        return counts + self.recall * self.recalled[len(counts)].to(counts.dtype) if self.recall else counts
+
+    def commit(self, labels: Tensor, counted: dict[int, Tensor]) -> None:
+        """Remember the classes of a minibatch that the network has learned, and what was counted in its step."""
         self.seen.index_fill_(0, labels, True)
-        for size, counts in self._recalling.items():
-            self.recalled[size].copy_(counts)
-        self._recalling.clear()
+        for size, counts in counted.items() if self.recall else ():
+            self.recalled[size].copy_(self._with_recalled(counts) - 1)
 
     def state(self) -> dict[str, Tensor]:
         """What is saved and restored."""

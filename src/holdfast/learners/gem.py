@@ -146,10 +146,24 @@ def _weights(gram: Tensor, products: Tensor, margin: float) -> Tensor:
     from scipy.optimize import nnls
 
     matrix = gram.double() + RIDGE * torch.eye(len(gram), dtype=torch.float64)
-    factor = torch.linalg.cholesky(matrix)
+    factor = _root(matrix)
     linear = products.double() + matrix.sum(1) * margin
     goal = -torch.linalg.solve_triangular(factor, linear[:, None], upper=False)[:, 0]
     return torch.from_numpy(nnls(factor.T.numpy(), goal.numpy())[0]) + margin
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """The lower triangular L with L L^T = matrix.
+
+    Products of large gradients that are nearly the same are rounded so much, in float32, that the matrix may seem to
+    have eigenvalues below `RIDGE`, which it cannot have.
+    """
+    lower: Tensor
+    lower, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed):
+        values, vectors = torch.linalg.eigh(matrix)
+        lower = torch.linalg.qr((vectors * values.clamp(min=RIDGE).sqrt()).T).R.T
+    return lower
 
 
 def _flat(gradients: list[Tensor]) -> Tensor:

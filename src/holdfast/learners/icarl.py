@@ -104,12 +104,13 @@ class Icarl(ReplayLearner):
             x, y, (drawn,) = self.align(x, y, self.draw(y))
             inputs, labels = [x, drawn.x], concat([y, drawn.y])
         view = self.view(*inputs)
+        taught = transform(torch.clone, view)  # each network has its own: it may work in place
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         check_begun(self, self.seen, y)
         targets = torch.zeros_like(outputs).scatter_(1, labels[:, None], 1)
         with torch.no_grad():
-            targets = torch.where(self.old, self.forward(view, self.teacher).sigmoid(), targets)
+            targets = torch.where(self.old, self.forward(taught, self.teacher).sigmoid(), targets)
         terms = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none") * self.seen
         loss = terms.sum() / (self.seen.sum() * len(labels))
         return Losses(loss, current=loss)
@@ -120,7 +121,8 @@ class Icarl(ReplayLearner):
         x, y = self.task_samples(x, y)
         if not bool(self.seen.any()):
             raise UsageError("no task has begun: call begin_task(classes) first.")
-        check_features(self.model, self._plain_view(chosen_rows(x, slice(2))))
+        few = self._plain_view(chosen_rows(x, slice(2)))
+        check_features(self.model, few, lambda view: self.answer(view, self.model))
         share = self.buffer.capacity // int(self.seen.sum())
         if self.buffer.stored:
             stored = self.buffer.contents()

@@ -36,13 +36,14 @@ class Losses:
     """The loss of one step and the terms it is made of, each a 0-d tensor.
 
     `losses.total` is what the step descends; every term is an attribute as well, as in `losses.replay`. The terms
-    `current`, `replay` and `consistency` are 0 for methods without them.
+    `current`, `replay` and `consistency` are 0 for methods without them. `kept` is what else the method's `commit`
+    needs of the step: there may be other losses before it.
     """
 
-    __slots__ = ("descended", "offer", "terms", "total")
+    __slots__ = ("descended", "kept", "offer", "terms", "total")
 
-    def __init__(self, total: Tensor, *, offer: Offer | None = None, **terms: Tensor) -> None:
-        self.total, self.terms, self.offer = total, terms, offer
+    def __init__(self, total: Tensor, *, offer: Offer | None = None, kept: Any = None, **terms: Tensor) -> None:
+        self.total, self.terms, self.offer, self.kept = total, terms, offer, kept
         self.descended = False  # whether the learner's own backward pass was made
 
     def __getattr__(self, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.models import copied, count_outputs
-from holdfast.nested import Nested
+from holdfast.nested import Nested, transform
 
 __all__ = ["WithoutForgetting", "check_begun", "named_classes"]
 
@@ -76,12 +76,13 @@ class WithoutForgetting(Learner):
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
         """Cross-entropy over the classes seen so far, and distillation over those of earlier tasks."""
         view = self.view(x)
+        taught = transform(torch.clone, view)  # each network has its own: it may work in place
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         check_begun(self, self.seen, y)
         current = self.criterion(outputs.masked_fill(~self.seen, -1e9), y)
         with torch.no_grad():
-            target = (self.forward(view, self.teacher) / self.temperature).masked_fill(~self.old, -1e9).softmax(1)
+            target = (self.forward(taught, self.teacher) / self.temperature).masked_fill(~self.old, -1e9).softmax(1)
         answers = (outputs / self.temperature).masked_fill(~self.old, -1e9).log_softmax(1)
         # Without an old class, all outputs are masked alike and the term would be a constant: count it as 0.
         distillation = -(target * answers).sum(1).mean() * self.old.any()

@@ -22,6 +22,7 @@ __all__ = [
     "Options",
     "ReplayOptions",
     "check_class_weights",
+    "check_counts",
     "check_shares",
     "check_sizes",
     "check_weights",
@@ -174,6 +175,13 @@ def check_sizes(**sizes: Any) -> None:
             raise UsageError(
                 f"{name} must be at least 1 and a whole number, or None for as many samples as observed, not {size!r}."
             )
+
+
+def check_counts(least: int, **counts: Any) -> None:
+    """Counts must be whole numbers of at least `least`."""
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or count < least:
+            raise UsageError(f"{name} must be a whole number of at least {least}, not {count!r}.")
 
 
 def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:

@@ -63,7 +63,7 @@ class ReplayLearner(Learner):
     ) -> Reservoir:
         """The buffer that these options describe."""
         if self.chooses and (balanced or buffer_policy != "reservoir"):
-            raise UsageError(f"{type(self).__name__} chooses its samples itself: leave out balanced and buffer_policy.")
+            raise UsageError("this method chooses its samples itself: leave out balanced and buffer_policy.")
         if balanced and (self.ranks is not None or buffer_policy != "reservoir"):
             raise UsageError(
                 "a buffer of several ranks, or with a buffer_policy, cannot be balanced: leave out balanced."

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import UsageError
 from holdfast.learners.ewc import AnchoredLearner
-from holdfast.learners.losses import Losses
+from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options
 from holdfast.methods import LEARNERS
@@ -47,9 +47,8 @@ class SynapticIntelligence(AnchoredLearner):
         if not damping > 0:
             raise UsageError(f"damping must be above 0, not {damping}.")
         self.damping = damping
-        self.before, self.paths = (
-            {name: torch.zeros_like(each) for name, each in self.anchors.items()} for _ in range(2)
-        )
+        self.before = {name: torch.zeros_like(each) for name, each in self.anchors.items()}
+        self.paths = {name: torch.zeros_like(each) for name, each in self.importances.items()}
 
     @torch.no_grad()
     def backward(self, losses: Losses) -> list[Tensor]:
@@ -66,7 +65,7 @@ class SynapticIntelligence(AnchoredLearner):
         super().commit(losses)
         for name, now in self.parameters.items():
             if now.grad is not None:
-                self.paths[name].sub_(now.grad * (now - self.before[name]))
+                self.paths[name].sub_(widen(now.grad) * (now - self.before[name]))
 
     @torch.no_grad()
     def end_task(self, x: Tensor, y: Tensor) -> None:

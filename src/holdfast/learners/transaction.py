@@ -44,8 +44,9 @@ class Transaction:
     """The checks of a learner's steps, and a copy of what a forward pass changes.
 
     `begin` checks a minibatch before anything changes, `approve` checks the loss before the backward pass. A step that
-    is refused in between is rolled back: the model's buffers and all generators are as they were. Of several ranks,
-    all refuse what one refuses, and stay in step.
+    is refused in between is rolled back: the model's buffers and all generators are as they were. So is one whose
+    backward pass fails; then the weights move, and `close` says that there is no way back. Of several ranks, all refuse
+    what one refuses, and stay in step.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -234,15 +235,12 @@ class Transaction:
                 self._reserve(losses)
             check_loss(losses.total, read, self._minibatch)
         self._minibatch = None
-        if reserve:
-            self._before = None
 
     def reserve(self, losses: Losses) -> None:
         """Check that the buffer can take the minibatch, if that was left out before."""
         if self.learner.validate:
             with self._rolling_back():
                 self._reserve(losses)
-            self._before = None
 
     def _reserve(self, losses: Losses) -> None:
         if losses.offer is not None and self.learner.buffer is not None:
@@ -272,6 +270,10 @@ class Transaction:
             with self.learner.together(STEP):
                 raise error
         raise error
+
+    def close(self) -> None:
+        """Give up the way back: the weights move."""
+        self._before = None
 
     def roll_back(self) -> None:
         """Undo what the forward pass changed, if a copy was made."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import UsageError
+from holdfast.learners.losses import widen
 from holdfast.models import last_layer, seen_by
 from holdfast.nested import Nested
 
@@ -32,7 +33,7 @@ class TurnedClasses(nn.Linear):
 
     def complete(self, outputs: Tensor, features: Tensor) -> Tensor:
         """The outputs of all classes at all angles, (B, 4 C), given those of the model and what its last layer saw."""
-        return torch.cat([outputs, self(features)], 1)
+        return torch.cat([outputs, self(widen(features).flatten(1))], 1)
 
 
 class AtAllAngles(nn.Module):

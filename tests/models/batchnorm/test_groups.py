@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from holdfast.errors import UsageError
 from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, group_batchnorm
@@ -338,6 +339,16 @@ def test_a_batchnorm_called_several_times_a_pass(calls, sizes, momentum):
     assert not forward.fused
 
 
+def test_a_pass_that_is_taken_back_leaves_no_trace_in_the_inputs():
+    """Of a model that works in place on what it is given."""
+    plain = Twice().double()
+    plain.drop.eval()
+    fused, x = group_batchnorm(copy.deepcopy(plain)), randn(12, 3)
+    fused.register_forward_pre_hook(lambda _, given: (given[0].square_(),))
+    outputs = separate(plain, x.square(), (4, 4, 4))
+    torch.testing.assert_close(GroupedForward(fused)(x.clone(), (4, 4, 4)), outputs)
+
+
 def test_a_converted_batchnorm_put_into_several_places():
     part = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
     plain = nn.Sequential(*[copy.deepcopy(part)] * 2)
@@ -360,6 +371,28 @@ def test_a_batchnorm_called_several_times_only_later():
     model.calls = 2
     with pytest.raises(UsageError, match=r"norm was called several times.* without group_batchnorm"):
         forward(randn(12, 3), [4, 4, 4])
+
+
+class Checkpointed(nn.Module):
+    """Computes a part of itself again in the backward pass."""
+
+    def __init__(self, reentrant, *layers):
+        super().__init__()
+        self.first, self.part, self.reentrant = nn.Linear(3, 3), nn.Sequential(*layers), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.part, self.first(x), use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_batchnorm_that_is_computed_again_in_the_backward_pass(reentrant):
+    model = group_batchnorm(Checkpointed(reentrant, nn.BatchNorm1d(3), nn.Tanh()).double())
+    forward = GroupedForward(model)
+    forward(randn(4, 3), [4])[0].sum().backward()  # a single minibatch is the same again
+    with pytest.raises(UsageError, match="computed again in the backward pass"):
+        torch.cat(forward(randn(12, 3), [4, 4, 4])).sum().backward()
+    model.part[0].eval()
+    torch.cat(forward(randn(12, 3), [4, 4, 4])).sum().backward()
 
 
 class TimeMajor(nn.Module):

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
 from holdfast.models.batchnorm import fused
-from holdfast.nested import Nested, split
+from holdfast.nested import Nested, split, transform
 from holdfast.rng import global_state, restore_globally
 
 __all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm", "normalized_relu"]
@@ -35,6 +35,8 @@ class _Groups:
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
         """Empty outside of grouped passes: everything is one minibatch."""
+        self.several = False
+        """Whether the last grouped pass had several minibatches."""
         self.strayed = False
         """Whether a BatchNorm was given another number of rows, which cannot be assigned to minibatches."""
 
@@ -65,6 +67,7 @@ class GroupedBatchNorm(_BatchNorm):
         """The normalised input, of the same shape."""
         if self.has_kernels(input):
             return self.with_kernels(input)
+        self._check_not_again()
         sizes = self.groups.sizes
         if len(sizes) < 2 or not self.separates:
             return super().forward(input)
@@ -73,6 +76,16 @@ class GroupedBatchNorm(_BatchNorm):
             self.groups.strayed = True
             return super().forward(input)  # any output will do: `GroupedForward` repeats the pass
         return torch.cat([super(GroupedBatchNorm, self).forward(part) for part in torch.split(input, list(sizes))])
+
+    def _check_not_again(self) -> None:
+        """Refuse to be computed again in a backward pass, where the minibatches are no longer known."""
+        if torch.compiler.is_compiling() or self.groups.sizes or not (self.groups.several and self.separates):
+            return
+        if torch._C._current_graph_task_id() >= 0:
+            raise UsageError(
+                "a BatchNorm is computed again in the backward pass, as torch.utils.checkpoint does: use the model "
+                "without group_batchnorm, or let checkpoints leave BatchNorm out."
+            )
 
     def _equal(self, input: Tensor) -> bool:
         """Whether all minibatches have one size and more than one value per channel; torch refuses a single one."""
@@ -87,6 +100,7 @@ class GroupedBatchNorm(_BatchNorm):
 
     def with_kernels(self, input: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
         """The normalised input, on a GPU; it costs nothing to add `shortcut` and apply a ReLU."""
+        self._check_not_again()
         groups = len(self.groups.sizes) or 1
         self.calls += groups > 1
         out, statistics = fused.batchnorm(
@@ -123,7 +137,7 @@ def group_batchnorm(model: nn.Module) -> nn.Module:
     A model with a LazyBatchNorm must have seen a minibatch before. The rows that reach a BatchNorm must be the samples
     in their order. If there are more or fewer rows, such as every frame of a sequence, this is noticed, and minibatches
     get separate passes. If they come in another order, this is not noticed, and minibatches would be mixed: do not
-    convert such a model.
+    convert such a model. One whose BatchNorms are inside of torch.utils.checkpoint is refused in the backward pass.
     """
     places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
@@ -188,6 +202,11 @@ def _frozen(norm: _BatchNorm) -> bool:
     return known and not norm.training and norm.running_mean is not None
 
 
+def _separately(network: Callable[[Any], Tensor], x: Nested, sizes: Sequence[int]) -> list[Tensor]:
+    """A pass for each minibatch, of which the network gets a copy: it may work in place on what it is given."""
+    return [network(transform(torch.clone, part)) for part in split(x, sizes)]
+
+
 class GroupedForward:
     """Runs several minibatches through a model, each with its own BatchNorm statistics, in order.
 
@@ -224,16 +243,16 @@ class GroupedForward:
         """
         network = self.model if network is None else network
         if not self.fused:
-            return [network(part) for part in split(x, sizes)]
+            return _separately(network, x, sizes)
         first = self._fusible is None and any(norm.separates for norm in self.grouped)
         undo = self._remember() if first else None
-        outputs = self._pass(x, sizes, network)
+        outputs = self._pass(transform(torch.clone, x) if first else x, sizes, network)  # `x` may be needed again
         if fault := self._fault():
             if undo is None:
                 raise UsageError(f"{fault}, but not in the first pass: use the model without group_batchnorm.")
             undo()
             self._fusible = False
-            return [network(part) for part in split(x, sizes)]
+            return _separately(network, x, sizes)
         self._fusible = self._fusible or first or None
         return outputs
 
@@ -252,7 +271,7 @@ class GroupedForward:
         for norm in self.grouped:
             norm.calls = 0
         for groups in self.groups:
-            groups.sizes, groups.strayed = tuple(sizes), False
+            groups.sizes, groups.strayed, groups.several = tuple(sizes), False, len(sizes) > 1
         try:
             return list(torch.split(network(x), list(sizes)))
         finally:
