@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from forked import ended, forked
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
@@ -275,21 +276,17 @@ def test_scratch_of_a_killed_save_is_removed(tmp_path):
 
 def child(out: Path, grid: list[RunConfig]) -> int:
     """A sweep in a process of its own; its number."""
-    number = os.fork()
-    if number == 0:
-        code = 1
-        try:
-            summary = sweep(grid, out, runner=inline)
-            (out / f"log-{os.getpid()}.md").write_text(json.dumps([config.seed for config in summary.done]))
-            code = 0
-        finally:
-            os._exit(code)
-    return number
+
+    def carry_out_all():
+        summary = sweep(grid, out, runner=inline)
+        (out / f"log-{os.getpid()}.md").write_text(json.dumps([config.seed for config in summary.done]))
+
+    return forked(carry_out_all)
 
 
 def test_two_sweeps_share_a_folder(tmp_path, undisturbed):
     children = [child(tmp_path, GRID) for _ in range(2)]
-    assert [os.waitpid(number, 0)[1] for number in children] == [0, 0]
+    assert ended(children) == [0, 0]
     shares = [json.loads((tmp_path / f"log-{number}.md").read_text()) for number in children]
     assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3]
     assert all(shares)
@@ -510,7 +507,7 @@ def one_after_the_other(configs, job, emit):
 
 
 @pytest.mark.parametrize(
-    ("runner", "number"), [(lambda: ProcessRunner(2), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
+    ("runner", "number"), [(lambda: ProcessRunner(1), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
 )
 def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp_path, never_stopped, runner, number):
     watch, _, stopped = watcher(press(number))
