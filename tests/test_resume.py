@@ -438,10 +438,10 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
 
 def test_two_processes_with_one_run_do_each_other_no_harm(few_digits, tmp_path, monkeypatch):
     """They write the same checkpoint and the same result."""
-    settings = ["--set", "train_limit=600", "--set", "batch_size=16"]
+    settings = ["--set", "train_limit=300", "--set", "batch_size=16"]
     monkeypatch.setattr(sys, "argv", ["holdfast", *RUN, *settings, "--out", str(tmp_path / "out")])
     assert ended([forked(main) for _ in range(2)]) == [0, 0]
-    config = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=600, batch_size=16)
+    config = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300, batch_size=16)
     assert_identical(read_only_result(tmp_path / "out"), hf.run(config, device="cpu"))
 
 

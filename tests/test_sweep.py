@@ -467,7 +467,7 @@ def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
 
 # --- stopped and continued
 
-LONG = [tiny(seed, train_limit=4000, batch_size=8) for seed in range(2)]
+LONG = [tiny(seed, train_limit=3000, batch_size=8) for seed in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -538,7 +538,7 @@ def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped
     assert caplog.messages == ["time is up: every run writes its state."]
     assert moved[0].fingerprint in checkpoints(tmp_path)
     assert multiprocessing.active_children() == []
-    summary = sweep(LONG, tmp_path, runner=runner(2), device="cpu")
+    summary = sweep(LONG, tmp_path, runner=FleetRunner(2), device="cpu")  # whoever wrote the states
     assert (sorted(summary.done, key=str), summary.out_of_time) == (LONG, False)
     assert same(matrices(tmp_path), never_stopped)
 

@@ -371,8 +371,11 @@ def trials_ended(out) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_study_that_is_ended_in_the_middle_is_continued_by_the_same_command(tmp_path, undisturbed, number):
-    """What was tried, and what came of it, is what an undisturbed study has."""
+def test_a_study_that_is_ended_in_the_middle_is_continued_by_the_same_command(
+    tmp_path, undisturbed, monkeypatch, number
+):
+    """What was tried, and what came of it, is what an undisturbed study has. Its runs need no further processes."""
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: FleetRunner(1))
     said = tmp_path / "said.md"
     process = start(tmp_path, 4, said)
     deadline = time.monotonic() + 120
