@@ -3,7 +3,6 @@
 import copy
 import errno
 import itertools
-import json
 import logging
 import os
 import random
@@ -31,6 +30,7 @@ from holdfast.learners import LEARNERS, Sgd, method_names
 from holdfast.rng import generator
 from holdfast.run_state import Checkpointer
 from holdfast.training import train
+from killed import killed
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -325,10 +325,7 @@ def test_killed_twenty_times(few_digits, tmp_path, path, method):
 
 
 def assert_survives_kills(settings, tmp_path, path, *, kills):
-    script = Path(__file__).with_name("killed.py")
-    arguments = [str(path), str(tmp_path / "out"), str(kills), str(settings.seed), json.dumps(settings.to_dict())]
-    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    killed(settings, path, tmp_path / "out", kills)
     result = results.read(tmp_path / "out" / settings.fingerprint, tensors=True)
     assert_identical(result, hf.run(settings, device="cpu"))
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
+from forked import ended, forked
 from holdfast import checkpoint
 from holdfast.buffer.folder import RowFile
 from holdfast.nested import leaves
@@ -721,9 +722,12 @@ def test_one_buffer_at_a_time(folder):
     buffer.add(*batch(0, 5))
     with pytest.raises(hf.StorageError, match="in use by another buffer"):
         make(folder)
-    script = "import sys; from pathlib import Path; import holdfast as hf; hf.Reservoir(10, storage=Path(sys.argv[1]))"
-    other = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True)
-    assert "in use by another buffer" in other.stderr
+
+    def in_another_process():
+        with pytest.raises(hf.StorageError, match="in use by another buffer"):
+            make(folder)
+
+    assert ended([forked(in_another_process)]) == [0]
     buffer.close()
     with pytest.raises(hf.StorageError, match="was closed"):
         buffer.add(*batch(5, 5))

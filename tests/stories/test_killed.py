@@ -1,7 +1,5 @@
 """Story: a program that learns is killed at random moments, and ends with what it would have learned anyway."""
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stories.mortal import learn, result
+from stories.mortal import killed, learn, result
 
 
 @cache
@@ -25,19 +23,16 @@ def expected(tmp_path_factory):
 
 
 def assert_survives(folder, storage, kills, seed, expected):
-    script = Path(__file__).with_name("mortal.py")
-    command = [sys.executable, str(script), str(folder), storage, str(kills), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    killed(folder, storage, kills, seed)
     got = load_file(folder / "result.safetensors")
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(got[name], value), name
 
 
-def test_killed_three_times(tmp_path, expected):
-    """With a folder, which has more to lose than a buffer in memory."""
-    assert_survives(tmp_path, "folder", 3, 0, expected)
+@pytest.mark.parametrize("storage", ["device", "folder"])
+def test_killed_three_times(tmp_path, storage, expected):
+    assert_survives(tmp_path, storage, 3, 0, expected)
 
 
 @pytest.mark.slow
