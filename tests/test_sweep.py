@@ -785,7 +785,7 @@ def test_forecasts(tmp_path):
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
 def test_a_run_is_abandoned_on_request_and_the_next_one_is_not(tmp_path, runner):
     """Neither a result nor a checkpoint is left of it, and its worker goes on."""
-    long, short = tiny(tasks=20, train_limit=2000), GRID[0]
+    long, short = tiny(tasks=10, train_limit=2000), GRID[0]
     events = []
 
     def emit(event):
