@@ -4,6 +4,15 @@ import os
 import traceback
 from collections.abc import Callable
 
+import pytest
+import torch
+
+trains_in_a_fork = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="where there is a GPU, PyTorch computes no gradients in a copy of a process that has computed some",
+)
+"""Marks a test whose copies of this process train."""
+
 
 def forked(act: Callable[[], object]) -> int:
     """The number of a process that carries out `act` and ends, with 1 if that raises."""

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from forked import ended, forked
+from forked import ended, forked, trains_in_a_fork
 from holdfast import checkpoint, results
 from holdfast.augment import CropFlip, Normalize
 from holdfast.benchmarks import make_benchmark
@@ -314,10 +314,12 @@ def test_a_state_with_a_broken_loss_is_not_kept(few_digits, path):
 # Killed
 
 
+@trains_in_a_fork
 def test_killed_five_times(few_digits, tmp_path, path):
     assert_survives_kills(config("linf", train_limit=400, epochs=1, batch_size=16), tmp_path, path, kills=5)
 
 
+@trains_in_a_fork
 @pytest.mark.slow
 @pytest.mark.parametrize("method", method_names())
 def test_killed_twenty_times(few_digits, tmp_path, path, method):
@@ -433,6 +435,7 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     assert f"Nothing of this run is saved. One that can be continued: holdfast {shlex.join(command)} --resume" in err
 
 
+@trains_in_a_fork
 def test_two_processes_with_one_run_do_each_other_no_harm(few_digits, tmp_path, monkeypatch):
     """They write the same checkpoint and the same result."""
     settings = ["--set", "train_limit=300", "--set", "batch_size=16"]

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from forked import ended, forked
+from forked import ended, forked, trains_in_a_fork
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
@@ -284,6 +284,7 @@ def child(out: Path, grid: list[RunConfig]) -> int:
     return forked(carry_out_all)
 
 
+@trains_in_a_fork
 def test_two_sweeps_share_a_folder(tmp_path, undisturbed):
     children = [child(tmp_path, GRID) for _ in range(2)]
     assert ended(children) == [0, 0]
@@ -310,6 +311,7 @@ def test_failure_in_another_sweep_is_not_tried_twice(tmp_path):
     assert looks == [None]
 
 
+@trains_in_a_fork
 def test_three_kills(tmp_path, undisturbed):
     draw = random.Random(0)
     for _ in range(3):

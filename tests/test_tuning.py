@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from forked import ended, forked
+from forked import ended, forked, trains_in_a_fork
 from holdfast import results, tuning
 from holdfast.cli import app, main
 from holdfast.config import RunConfig
@@ -370,6 +370,7 @@ def trials_ended(out) -> int:
         return 0
 
 
+@trains_in_a_fork
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_a_study_that_is_ended_in_the_middle_is_continued_by_the_same_command(
     tmp_path, undisturbed, monkeypatch, number

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forked import trains_in_a_fork
 from stories.mortal import killed, learn, result
 
 
@@ -30,11 +31,13 @@ def assert_survives(folder, storage, kills, seed, expected):
         assert torch.equal(got[name], value), name
 
 
+@trains_in_a_fork
 @pytest.mark.parametrize("storage", ["device", "folder"])
 def test_killed_three_times(tmp_path, storage, expected):
     assert_survives(tmp_path, storage, 3, 0, expected)
 
 
+@trains_in_a_fork
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", ["device", "host", "folder"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
