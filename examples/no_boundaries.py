@@ -1,4 +1,4 @@
-"""A stream without boundaries: digits that turn a little further with every minibatch. About ten seconds.
+"""A stream without boundaries: digits that turn a little further with every minibatch. A few seconds.
 
 There are no tasks. At the end the network is asked about digits at every angle it has seen on the way.
 """
@@ -12,7 +12,7 @@ from holdfast.benchmarks.rotation import rotate
 
 torch.set_num_threads(1)  # products this small are not worth sharing
 
-STEPS, TURN = 900, 180  # minibatches, degrees in all
+STEPS, TURN = 450, 180  # minibatches, degrees in all
 
 train, test = data.load("mnist")[:2]
 

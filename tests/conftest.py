@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from crew import Crew, join
+from killed import few_digits as few
 
 if not torch.cuda.is_available():
     # Triton looks at it when it is imported, which parts of PyTorch do; its kernels are then interpreted.
@@ -18,6 +19,19 @@ def crew():
     """Four processes that can be the ranks of a job; for one module, as other tests count this process's children."""
     with Crew(4) as crew:
         yield crew
+
+
+@pytest.fixture(scope="session")
+def digits():
+    """The first digits of MNIST."""
+    return few()
+
+
+@pytest.fixture
+def few_digits(digits, monkeypatch):
+    """The first digits of MNIST in place of all of them, in this process."""
+    for file in ("class_incremental", "domain_incremental", "mnist360"):
+        monkeypatch.setattr(f"holdfast.benchmarks.{file}.shared_dataset", lambda name, root: digits)
 
 
 @pytest.fixture

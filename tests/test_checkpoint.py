@@ -6,15 +6,15 @@ import math
 import os
 import pickle
 import resource
-import subprocess
-import sys
 import time
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import holdfast as hf
+from forked import forked
 from holdfast import checkpoint
 
 STATE = {
@@ -196,26 +196,24 @@ def test_left_by_a_process_killed_while_writing(written):
     assert not scratch.exists()
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from holdfast import checkpoint
-for turn in range(80):
-    rows = torch.full((5000 + turn % 2,), turn)
-    checkpoint.write(Path(sys.argv[1]), "run", {"by": sys.argv[2], "turn": turn, "rows": rows})
-"""
-
-
 def test_processes_that_write_the_same_checkpoint_do_each_other_no_harm(path):
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in "abc"]
-    seen = set()
-    while any(writer.poll() is None for writer in writers):
+    def write(name):
+        for turn in range(80):
+            rows = torch.full((5000 + turn % 2,), turn)
+            checkpoint.write(path, "run", {"by": name, "turn": turn, "rows": rows})
+
+    writing, codes, seen = [forked(partial(write, name)) for name in "abc"], [], set()
+    while writing:
+        number, status = os.waitpid(writing[0], os.WNOHANG)
+        if number:
+            writing.remove(number)
+            codes.append(status)
         if path.exists():
             state = checkpoint.read(path, "run").state  # whole, whoever wrote it
             assert bool((state["rows"] == state["turn"]).all())
             seen.add(state["by"])
         time.sleep(0.002)  # leaves the processor to those who write
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert codes == [0, 0, 0]
     assert len(seen) > 1
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints where, its exit codes, and never a traceback."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -362,25 +363,42 @@ def test_a_terminal_without_our_signs_gets_others(tmp_path):
     done = run_in(tmp_path, *arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert re.search(rb"\d\d\.\d\d \+- \d\.\d\d \(\d+\)", done.stdout)
-    short = ["--tasks", "1", "--set", "train_limit=100"]
-    for command in (["list"], ["run", "rot-mnist", "mse", *short], ["demo", "--tasks", "1", "--train-limit", "100"]):
-        done = run_in(tmp_path, *command, PYTHONIOENCODING="ascii")
-        assert done.returncode == 0, done.stderr
-        assert (done.stdout + done.stderr).isascii()
 
 
-def test_names_of_files_cannot_steer_the_terminal(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["list"],
+        ["run", "rot-mnist", "mse", "--tasks", "1", "--set", "train_limit=100"],
+        ["demo", "--tasks", "1", "--train-limit", "100"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_says_anything_that_such_a_terminal_cannot_show(holdfast, monkeypatch, command):
+    """In this process, which starts no other; the test before is about a whole program."""
+    said = [io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True) for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", said[0])
+    monkeypatch.setattr(sys, "stderr", said[1])
+    assert holdfast(*command)[0] == 0
+    assert all(each.buffer.getvalue().isascii() for each in said)
+    assert said[0].buffer.getvalue()
+
+
+def test_names_of_files_cannot_steer_the_terminal(holdfast, tmp_path):
     folder = tmp_path / os.fsdecode(b"runs\x1b]0;owned\x07\xff")
     folder.mkdir()
     for name in (b"cut\x1b[2J\xfe.json", b"[red]x.json"):
         (folder / os.fsdecode(name)).write_text("{")
-    for command in ("report", "analyze"):
-        done = run_in(tmp_path, command, folder)
-        assert done.returncode == 1
-        assert b"\x1b" not in done.stdout + done.stderr
-        assert b"Traceback" not in done.stderr
-        assert rb"runs\x1b]0;owned" in done.stderr
-    assert rb"cut\x1b[2J\udcfe.json" in run_in(tmp_path, "report", folder).stderr
+    done = run_in(tmp_path, "report", folder)
+    assert rb"cut\x1b[2J\udcfe.json" in done.stderr
+    for code, out, err in (
+        (done.returncode, done.stdout.decode(), done.stderr.decode()),
+        holdfast("analyze", str(folder)),
+    ):
+        assert code == 1
+        assert "\x1b" not in out + err
+        assert "Traceback" not in err
+        assert r"runs\x1b]0;owned" in err
 
 
 def test_version(holdfast):

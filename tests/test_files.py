@@ -1,13 +1,12 @@
 """Files that are whole or missing; locks that one process has at a time, and that end with it."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
+from forked import ended, forked
 from holdfast.files import lock, locked, remove_scratch, replacing
 
 
@@ -125,9 +124,11 @@ def test_threads_take_turns_in_a_locked_folder(tmp_path):
 
 
 def test_a_lock_ends_with_the_process_that_took_it(tmp_path):
-    script = "import os, sys; from pathlib import Path; from holdfast.files import locked\n"
-    script += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)]).returncode == -9
+    def take():
+        with locked(tmp_path):
+            os.kill(os.getpid(), 9)
+
+    assert ended([forked(take)]) == [-9]
     with locked(tmp_path):
         assert list(tmp_path.iterdir()) == []
 

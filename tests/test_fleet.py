@@ -15,6 +15,11 @@ def short(method: str, **changes) -> RunConfig:
     return RunConfig.preset("rot-mnist", method, buffer_size=50, tasks=2, train_limit=400, **changes)
 
 
+@pytest.fixture(autouse=True)
+def _few_digits(few_digits):
+    """Of which each run is tested on 200 in place of 10,000."""
+
+
 @cache
 def alone(config: RunConfig) -> RunResult:
     return run(config, device="cpu")

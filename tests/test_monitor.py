@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 import holdfast as hf
 from holdfast.monitor import Reading
@@ -88,6 +87,8 @@ def test_a_table_of_something_else_than_numbers():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_accuracy_and_calibration_are_those_of_torchmetrics(dtype, batch_size):
+    from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
     model = network(dtype)
     x, y = torch.randn(50, 6, dtype=dtype), torch.randint(0, 4, (50,))
     reading = hf.ForgettingMonitor(model, batch_size=batch_size).add("task 1", x, y)

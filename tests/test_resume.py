@@ -3,7 +3,6 @@
 import copy
 import errno
 import itertools
-import json
 import logging
 import os
 import random
@@ -20,17 +19,18 @@ import pytest
 import torch
 
 import holdfast as hf
+from forked import ended, forked, trains_in_a_fork
 from holdfast import checkpoint, results
 from holdfast.augment import CropFlip, Normalize
 from holdfast.benchmarks import make_benchmark
 from holdfast.cli import main
-from holdfast.data import Dataset, data_root
+from holdfast.data import data_root
 from holdfast.engine import BfloatTwin
 from holdfast.learners import LEARNERS, Sgd, method_names
 from holdfast.rng import generator
 from holdfast.run_state import Checkpointer
 from holdfast.training import train
-from killed import few_digits
+from killed import killed
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -38,18 +38,6 @@ SIZES = {
     "seq-mnist": {"tasks": 5, "train_limit": 75},
     "mnist-360": {"tasks": 1, "train_limit": 250},
 }
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return few_digits()
-
-
-@pytest.fixture
-def small(digits, monkeypatch):
-    """The first digits of MNIST in place of all of them."""
-    for file in ("class_incremental", "domain_incremental", "mnist360"):
-        monkeypatch.setattr(f"holdfast.benchmarks.{file}.shared_dataset", lambda name, root: digits)
 
 
 @pytest.fixture
@@ -111,7 +99,7 @@ def suits(method: str, benchmark: str) -> bool:
 @pytest.mark.parametrize(
     ("method", "benchmark"), [pair for pair in itertools.product(method_names(), SIZES) if suits(*pair)]
 )
-def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark):
+def test_stopped_three_times_equals_never_stopped(few_digits, path, method, benchmark):
     settings = config(method, benchmark)
     stream = make_benchmark(settings, data_root(None))
     expected = finish(train(settings, stream, CPU))
@@ -122,7 +110,7 @@ def test_stopped_three_times_equals_never_stopped(small, path, method, benchmark
     assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
-def test_a_run_with_a_balanced_buffer_continues(small, path):
+def test_a_run_with_a_balanced_buffer_continues(few_digits, path):
     settings = config("er", "seq-mnist", settings=(("balanced", True),))
     stream = make_benchmark(settings, data_root(None))
     expected = finish(train(settings, stream, CPU))
@@ -130,7 +118,7 @@ def test_a_run_with_a_balanced_buffer_continues(small, path):
     assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
-def test_stopped_after_every_single_step(small, path):
+def test_stopped_after_every_single_step(few_digits, path):
     """Also after the last step of an epoch, of a task, and of the run."""
     settings = config()
     stream = make_benchmark(settings, data_root(None))
@@ -146,7 +134,7 @@ def test_stopped_after_every_single_step(small, path):
     assert_identical(finish(train(settings, stream, CPU, Checkpointer(path, settings, CPU))), expected)
 
 
-def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
+def test_run_continues_and_tells_losses_and_time_of_the_whole_run(few_digits, path):
     settings = config(batch_size=4, epochs=1)
     told, told_again = [], []
     expected = hf.run(settings, device="cpu", on_step=lambda progress: told.append(copy.deepcopy(progress)))
@@ -172,7 +160,7 @@ def test_run_continues_and_tells_losses_and_time_of_the_whole_run(small, path):
     assert result.timing["checkpoints"] > 0
 
 
-def test_nothing_is_written_unless_asked_nor_before_it_is_time(small, tmp_path, path, monkeypatch):
+def test_nothing_is_written_unless_asked_nor_before_it_is_time(few_digits, tmp_path, path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hf.run(config(), device="cpu")
     hf.run(config(), device="cpu", checkpoint=path)
@@ -181,7 +169,7 @@ def test_nothing_is_written_unless_asked_nor_before_it_is_time(small, tmp_path, 
         hf.run(config(), device="cpu", checkpoint=path, every=-1)
 
 
-def test_augmented_runs_with_batchnorm(small, path, monkeypatch):
+def test_augmented_runs_with_batchnorm(few_digits, path, monkeypatch):
     """Random views, running statistics and dropout continue as well."""
 
     class Normalised(torch.nn.Sequential):
@@ -221,7 +209,7 @@ def interrupted(monkeypatch, request):
 
 
 @pytest.mark.parametrize("interrupted", [signal.SIGINT, signal.SIGTERM], indirect=True)
-def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted):
+def test_being_stopped_ends_the_run_after_a_whole_step(few_digits, path, interrupted):
     settings = config("er")
     expected, usual = hf.run(settings, device="cpu"), [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     interrupted([3, 4])
@@ -233,7 +221,7 @@ def test_being_stopped_ends_the_run_after_a_whole_step(small, path, interrupted)
     assert_identical(hf.run(settings, device="cpu", checkpoint=path), expected)
 
 
-def test_ctrl_c_pressed_while_nothing_can_be_written(small, tmp_path, interrupted, caplog):
+def test_ctrl_c_pressed_while_nothing_can_be_written(few_digits, tmp_path, interrupted, caplog):
     (tmp_path / "file").touch()
     interrupted([2])
     with pytest.raises(KeyboardInterrupt, match=r"after step 2; but the checkpoint could not be written.*Make room"):
@@ -241,7 +229,7 @@ def test_ctrl_c_pressed_while_nothing_can_be_written(small, tmp_path, interrupte
     assert not caplog.records
 
 
-def test_ctrl_c_pressed_twice_does_not_wait_for_the_step(small, path, monkeypatch):
+def test_ctrl_c_pressed_twice_does_not_wait_for_the_step(few_digits, path, monkeypatch):
     def objective(*_):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -254,7 +242,7 @@ def test_ctrl_c_pressed_twice_does_not_wait_for_the_step(small, path, monkeypatc
 
 
 def test_ctrl_c_is_left_alone_without_a_checkpoint_in_other_threads_and_where_it_has_another_meaning(
-    small, path, interrupted
+    few_digits, path, interrupted
 ):
     interrupted([2])
     with pytest.raises(KeyboardInterrupt) as stopped:
@@ -277,7 +265,7 @@ def test_ctrl_c_is_left_alone_without_a_checkpoint_in_other_threads_and_where_it
 # What can go wrong
 
 
-def test_another_run_is_not_continued(small, path):
+def test_another_run_is_not_continued(few_digits, path):
     settings = config()
     stop_after(2, settings, make_benchmark(settings, data_root(None)), path)
     with pytest.raises(hf.CheckpointError, match=r"another run: fingerprint is .* start anew"):
@@ -297,7 +285,7 @@ def test_another_run_is_not_continued(small, path):
         hf.run(settings, device="cpu", checkpoint=path)
 
 
-def test_a_full_disk_does_not_end_the_run(small, path, monkeypatch, caplog):
+def test_a_full_disk_does_not_end_the_run(few_digits, path, monkeypatch, caplog):
     settings = config()
     expected = hf.run(settings, device="cpu")
     stop_after(2, settings, make_benchmark(settings, data_root(None)), path)
@@ -315,7 +303,7 @@ def test_a_full_disk_does_not_end_the_run(small, path, monkeypatch, caplog):
     assert path.read_bytes() == kept
 
 
-def test_a_state_with_a_broken_loss_is_not_kept(small, path):
+def test_a_state_with_a_broken_loss_is_not_kept(few_digits, path):
     with pytest.raises(hf.TrainingError, match="task 1: the loss is no longer finite at step"):
         hf.run(config(lr=1e6), device="cpu", checkpoint=path, every=0)
     if path.exists():
@@ -326,21 +314,20 @@ def test_a_state_with_a_broken_loss_is_not_kept(small, path):
 # Killed
 
 
-def test_killed_five_times(small, tmp_path, path):
+@trains_in_a_fork
+def test_killed_five_times(few_digits, tmp_path, path):
     assert_survives_kills(config("linf", train_limit=400, epochs=1, batch_size=16), tmp_path, path, kills=5)
 
 
+@trains_in_a_fork
 @pytest.mark.slow
 @pytest.mark.parametrize("method", method_names())
-def test_killed_twenty_times(small, tmp_path, path, method):
+def test_killed_twenty_times(few_digits, tmp_path, path, method):
     assert_survives_kills(config(method, train_limit=1400, epochs=1, batch_size=16), tmp_path, path, kills=20)
 
 
 def assert_survives_kills(settings, tmp_path, path, *, kills):
-    script = Path(__file__).with_name("killed.py")
-    arguments = [str(path), str(tmp_path / "out"), str(kills), str(settings.seed), json.dumps(settings.to_dict())]
-    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    killed(settings, path, tmp_path / "out", kills)
     result = results.read(tmp_path / "out" / settings.fingerprint, tensors=True)
     assert_identical(result, hf.run(settings, device="cpu"))
 
@@ -380,7 +367,7 @@ def read_only_result(out: Path) -> hf.RunResult:
 
 
 @pytest.fixture
-def holdfast(monkeypatch, capfd, tmp_path, small):
+def holdfast(monkeypatch, capfd, tmp_path, few_digits):
     """Call the command in an empty folder; gives (exit code, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -448,13 +435,13 @@ def test_ctrl_c_on_the_command_line(holdfast, tmp_path, interrupted):
     assert f"Nothing of this run is saved. One that can be continued: holdfast {shlex.join(command)} --resume" in err
 
 
-def test_two_processes_with_one_run_do_each_other_no_harm(tmp_path):
+@trains_in_a_fork
+def test_two_processes_with_one_run_do_each_other_no_harm(few_digits, tmp_path, monkeypatch):
     """They write the same checkpoint and the same result."""
-    settings = ["--set", "train_limit=600", "--set", "batch_size=16"]
-    command = [sys.executable, "-m", "holdfast", *RUN, *settings, "--out", str(tmp_path / "out")]
-    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
-    assert [each.wait() for each in both] == [0, 0]
-    config = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=600, batch_size=16)
+    settings = ["--set", "train_limit=300", "--set", "batch_size=16"]
+    monkeypatch.setattr(sys, "argv", ["holdfast", *RUN, *settings, "--out", str(tmp_path / "out")])
+    assert ended([forked(main) for _ in range(2)]) == [0, 0]
+    config = hf.RunConfig.preset("rot-mnist", "er", tasks=2, train_limit=300, batch_size=16)
     assert_identical(read_only_result(tmp_path / "out"), hf.run(config, device="cpu"))
 
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from forked import ended, forked, trains_in_a_fork
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
@@ -275,21 +276,18 @@ def test_scratch_of_a_killed_save_is_removed(tmp_path):
 
 def child(out: Path, grid: list[RunConfig]) -> int:
     """A sweep in a process of its own; its number."""
-    number = os.fork()
-    if number == 0:
-        code = 1
-        try:
-            summary = sweep(grid, out, runner=inline)
-            (out / f"log-{os.getpid()}.md").write_text(json.dumps([config.seed for config in summary.done]))
-            code = 0
-        finally:
-            os._exit(code)
-    return number
+
+    def carry_out_all():
+        summary = sweep(grid, out, runner=inline)
+        (out / f"log-{os.getpid()}.md").write_text(json.dumps([config.seed for config in summary.done]))
+
+    return forked(carry_out_all)
 
 
+@trains_in_a_fork
 def test_two_sweeps_share_a_folder(tmp_path, undisturbed):
     children = [child(tmp_path, GRID) for _ in range(2)]
-    assert [os.waitpid(number, 0)[1] for number in children] == [0, 0]
+    assert ended(children) == [0, 0]
     shares = [json.loads((tmp_path / f"log-{number}.md").read_text()) for number in children]
     assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3]
     assert all(shares)
@@ -313,6 +311,7 @@ def test_failure_in_another_sweep_is_not_tried_twice(tmp_path):
     assert looks == [None]
 
 
+@trains_in_a_fork
 def test_three_kills(tmp_path, undisturbed):
     draw = random.Random(0)
     for _ in range(3):
@@ -470,7 +469,7 @@ def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
 
 # --- stopped and continued
 
-LONG = [tiny(seed, train_limit=4000, batch_size=8) for seed in range(2)]
+LONG = [tiny(seed, train_limit=3000, batch_size=8) for seed in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +509,7 @@ def one_after_the_other(configs, job, emit):
 
 
 @pytest.mark.parametrize(
-    ("runner", "number"), [(lambda: ProcessRunner(2), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
+    ("runner", "number"), [(lambda: ProcessRunner(1), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
 )
 def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp_path, never_stopped, runner, number):
     watch, _, stopped = watcher(press(number))
@@ -541,7 +540,7 @@ def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped
     assert caplog.messages == ["time is up: every run writes its state."]
     assert moved[0].fingerprint in checkpoints(tmp_path)
     assert multiprocessing.active_children() == []
-    summary = sweep(LONG, tmp_path, runner=runner(2), device="cpu")
+    summary = sweep(LONG, tmp_path, runner=FleetRunner(2), device="cpu")  # whoever wrote the states
     assert (sorted(summary.done, key=str), summary.out_of_time) == (LONG, False)
     assert same(matrices(tmp_path), never_stopped)
 
@@ -788,7 +787,7 @@ def test_forecasts(tmp_path):
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
 def test_a_run_is_abandoned_on_request_and_the_next_one_is_not(tmp_path, runner):
     """Neither a result nor a checkpoint is left of it, and its worker goes on."""
-    long, short = tiny(tasks=20, train_limit=2000), GRID[0]
+    long, short = tiny(tasks=10, train_limit=2000), GRID[0]
     events = []
 
     def emit(event):

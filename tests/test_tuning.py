@@ -4,11 +4,9 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 import tomllib
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +14,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from forked import ended, forked, trains_in_a_fork
 from holdfast import results, tuning
-from holdfast.cli import app
+from holdfast.cli import app, main
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import load_results
@@ -314,7 +313,7 @@ def test_a_database_with_damaged_entries_is_said(tmp_path, optuna, damage):
         tune(BASE, SPACE, tmp_path, trials=1, runner=nothing)
 
 
-@pytest.mark.parametrize("runner", [lambda: ProcessRunner(2), lambda: FleetRunner(2)], ids=["processes", "fleet"])
+@pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
 def test_real_runs(tmp_path, optuna, monkeypatch, runner):
     """Trained for real. In a fleet, one is stopped for sure; in a process, a small run may end before it is told."""
     monkeypatch.setattr(tuning, "ENOUGH", 1)
@@ -341,11 +340,15 @@ def command(out, trials):
     return ["tune", *SMALL, "--trials", str(trials), "--out", str(out)]
 
 
-def start(out, trials):
-    whole = [sys.executable, "-m", "holdfast", *command(out, trials)]
-    # Tests that run in the background of a shell ignore Ctrl-C, and so would the command.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(whole, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
+def start(out, trials, said):
+    """A process that carries out the command; what it says goes to the file `said`."""
+
+    def carry_out():
+        with said.open("w") as sys.stdout:
+            sys.argv, sys.stderr = ["holdfast", *command(out, trials)], sys.stdout
+            main()
+
+    return forked(carry_out)
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +361,7 @@ def undisturbed(tmp_path_factory):
     return {stored.config: stored.result.accuracy for stored in load_results(out)}
 
 
-def ended(out) -> int:
+def trials_ended(out) -> int:
     """Trials that have ended, as the database says."""
     try:
         with sqlite3.connect(f"file:{out / 'study.db'}?mode=ro", uri=True) as database:
@@ -367,23 +370,28 @@ def ended(out) -> int:
         return 0
 
 
+@trains_in_a_fork
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_study_that_is_ended_in_the_middle_is_continued_by_the_same_command(tmp_path, undisturbed, number):
-    """What was tried, and what came of it, is what an undisturbed study has."""
-    process = start(tmp_path, 4)
+def test_a_study_that_is_ended_in_the_middle_is_continued_by_the_same_command(
+    tmp_path, undisturbed, monkeypatch, number
+):
+    """What was tried, and what came of it, is what an undisturbed study has. Its runs need no further processes."""
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: FleetRunner(1))
+    said = tmp_path / "said.md"
+    process = start(tmp_path, 4, said)
     deadline = time.monotonic() + 120
-    while ended(tmp_path) < 2 and time.monotonic() < deadline:
+    while trials_ended(tmp_path) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.kill(process.pid, number)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
+    os.kill(process, number)
+    (code,) = ended([process])
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), said.read_text()
     if number == signal.SIGINT:
-        assert "the same command continues" in said
-    assert 2 <= ended(tmp_path) < 4
+        assert "the same command continues" in said.read_text()
+    assert 2 <= trials_ended(tmp_path) < 4
     done = CliRunner().invoke(app, command(tmp_path, 4))
     assert done.exit_code == 0, done.output
     assert {stored.config: stored.result.accuracy for stored in load_results(tmp_path)} == undisturbed
-    assert ended(tmp_path) == 4
+    assert trials_ended(tmp_path) == 4
     (preset,) = tmp_path.glob("*.toml")
     assert "[benchmarks.rot-mnist.tuned.mse]" in preset.read_text("utf-8")
 

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
@@ -173,7 +173,8 @@ class RunConfig:
         Fields after `options` came later. They are left out where they have their default, so that a new field never
         changes the fingerprint of an old config.
         """
-        values = {**asdict(self), "options": dict(self.options), "settings": dict(self.settings)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {"options": dict(self.options), "settings": dict(self.settings)}
         later = fields(self)[list(values).index("options") + 1 :]
         for field in later:
             if getattr(self, field.name) == field.default:

@@ -1,6 +1,7 @@
 """Files that may come from anywhere: what is read is of the expected type, or it is refused with a ValueError."""
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -17,6 +18,7 @@ MOST_BYTES = 64 << 20
 """A larger JSON file is none of ours."""
 
 PLAIN = {int, float, str, bool, NoneType}
+SURROGATE = re.compile("[\ud800-\udfff]")
 NUMBERS: dict[Any, set[type]] = {float: {float}, float | None: {float, NoneType}}
 
 Percent = Annotated[float, lambda value: 0 <= value <= 100]
@@ -61,9 +63,9 @@ def validated(kind: Any, value: Any, where: str) -> Any:
     lists, tuples (from lists), dicts, Any, dataclasses (from dicts; entries that are no fields are ignored), and
     Annotated[kind, check] with a function that says whether a value is right.
     """
-    origin, parts = get_origin(kind) or kind, get_args(kind)
-    if kind is Any:
+    if kind is Any or (kind in PLAIN and _is_plain(kind, value)):
         return value
+    origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin is Annotated and parts[1](made := validated(parts[0], value, where)):
         return made
     if origin in (Union, UnionType):
@@ -84,8 +86,6 @@ def validated(kind: Any, value: Any, where: str) -> Any:
         return {validated(str, key, where): validated(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(origin) and isinstance(value, dict):
         return _dataclass(origin, value, where)
-    if origin in PLAIN and _is_plain(origin, value):
-        return value
     raise ValueError(f"{where} is {_brief(value)}")
 
 
@@ -132,7 +132,7 @@ def _is_plain(kind: type, value: Any) -> bool:
     if kind is float and isinstance(value, float):
         return isfinite(value)
     if kind is str:
-        return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+        return isinstance(value, str) and not SURROGATE.search(value)
     if kind in (bool, NoneType) or isinstance(value, bool):
         return type(value) is kind
     return isinstance(value, int) and abs(value) < LARGEST

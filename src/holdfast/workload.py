@@ -6,7 +6,6 @@ from math import ceil
 from pathlib import Path
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.config import RunConfig
 from holdfast.methods import REGULARIZERS, needs_buffer
@@ -57,6 +56,8 @@ def step_operations(config: RunConfig) -> float:
 @cache
 def _forward_operations(model: str, benchmark: str) -> float:
     """Floating-point operations of a forward pass on one sample."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import, as it imports Triton
+
     shape, classes = SHAPES[benchmark]
     with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
         MODELS[model](shape, classes).eval()(torch.zeros(1, *shape))

@@ -4,13 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from holdfast.analysis import calibration
 from holdfast.errors import UsageError
 
 
 def oracle(logits: torch.Tensor, labels: torch.Tensor, bins: int, norm: str) -> float:
+    from torchmetrics.functional.classification import multiclass_calibration_error  # takes a second
+
     # torchmetrics computes in float32 and gives a confidence of exactly 1 a bin of its own; the logits stay below that.
     probabilities = torch.softmax(logits.double(), dim=1)
     error = multiclass_calibration_error(probabilities, labels, logits.shape[1], n_bins=bins, norm=norm)

@@ -7,8 +7,6 @@ import os
 import pickle
 import resource
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
+from forked import ended, forked
 from holdfast import checkpoint
 from holdfast.buffer.folder import RowFile
 from holdfast.nested import leaves
@@ -721,9 +720,12 @@ def test_one_buffer_at_a_time(folder):
     buffer.add(*batch(0, 5))
     with pytest.raises(hf.StorageError, match="in use by another buffer"):
         make(folder)
-    script = "import sys; from pathlib import Path; import holdfast as hf; hf.Reservoir(10, storage=Path(sys.argv[1]))"
-    other = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True)
-    assert "in use by another buffer" in other.stderr
+
+    def in_another_process():
+        with pytest.raises(hf.StorageError, match="in use by another buffer"):
+            make(folder)
+
+    assert ended([forked(in_another_process)]) == [0]
     buffer.close()
     with pytest.raises(hf.StorageError, match="was closed"):
         buffer.add(*batch(5, 5))
@@ -747,34 +749,24 @@ def test_a_copy_that_would_write_to_the_same_files_is_refused(folder, tmp_path, 
     assert_same(one.buffer.contents(), twin.buffer.contents())
 
 
-FORK = """
-import os, sys
-from pathlib import Path
-import torch, holdfast as hf
+def assert_a_fork_leaves_alone(buffer, x):
+    """A fork of this process is refused every use of the buffer, which goes on here as if there were none."""
 
-buffer = hf.Reservoir(4, storage=Path(sys.argv[1]))
-buffer.add(torch.arange(4), torch.arange(4))
-child = os.fork()
-if not child:
-    uses = [lambda: buffer.add(torch.arange(90, 94), torch.arange(4)), lambda: buffer.sample(2), buffer.commit]
-    for use in uses:
-        try:
-            use()
-        except hf.StorageError as error:
-            assert "this one is a fork of it" in str(error), error
-        else:
-            os._exit(9)
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-assert status == 0, status
-assert buffer.contents().x.tolist() == [0, 1, 2, 3]
-buffer.commit()
-"""
+    def use_it():
+        uses = [lambda: buffer.add(x + 90, torch.arange(4)), lambda: buffer.sample(2), buffer.commit]
+        for use in uses:
+            with pytest.raises(hf.StorageError, match="this one is a fork of it"):
+                use()
+
+    buffer.add(x, torch.arange(4))
+    assert ended([forked(use_it)]) == [0]
+    assert torch.equal(buffer.contents().x, x)
+    buffer.commit()
+    buffer.close()
 
 
 def test_a_forked_process_leaves_the_samples_alone(folder):
-    done = subprocess.run([sys.executable, "-c", FORK, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_a_fork_leaves_alone(hf.Reservoir(4, storage=folder), torch.arange(4))
     assert hf.Reservoir(4, storage=folder).contents().x.tolist() == [0, 1, 2, 3]
 
 

@@ -20,7 +20,7 @@ from holdfast.buffer import BalancedReservoir, Reservoir, ShardedReservoir, pack
 from holdfast.nested import leaves, pad, transform
 from holdfast.rng import generator
 
-from .test_folder import ACTIONS, FORK, files_limited_to, live_through
+from .test_folder import ACTIONS, assert_a_fork_leaves_alone, files_limited_to, live_through
 from .test_forget import POLICIES
 
 WIDTH = 12
@@ -659,17 +659,8 @@ def test_files_of_the_other_kind_that_were_never_committed_are_removed(tmp_path)
 
 
 def test_a_forked_process_leaves_the_samples_alone(tmp_path):
-    import subprocess
-    import sys
-
-    program = FORK.replace("hf.Reservoir(4, ", "hf.Reservoir(4, padding={'x': 0}, ")
-    program = program.replace("torch.arange(4), torch", "torch.arange(4)[:, None] + 1, torch")
-    program = program.replace("torch.arange(90, 94)", "torch.arange(90, 94)[:, None]").replace(
-        "== [0, 1, 2, 3]", "!= []"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "b")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert Reservoir(4, storage=tmp_path / "b", padding={"x": 0}).contents().x.tolist() == [[1], [2], [3], [4]]
+    assert_a_fork_leaves_alone(make(tmp_path / "b", 4, padding={"x": 0}), torch.arange(4)[:, None] + 1)
+    assert make(tmp_path / "b", 4, padding={"x": 0}).contents().x.tolist() == [[1], [2], [3], [4]]
 
 
 # --- several ranks ---------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 The oracle is one process that observes the ranks' minibatches as one.
 """
 
+import io
 import os
 import re
-import subprocess
-import sys
+import runpy
+import socket
 import time
+from contextlib import redirect_stdout
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -440,7 +442,12 @@ def _learned_around(kind, fault, culprits, at):
 @pytest.mark.parametrize(
     ("kind", "fault", "at"),
     [
-        *product(["sgd", "er", "mse"], [fault for fault in FAULTS if fault != "another type"], [0, 3]),
+        # Every method with every fault, and both of them at the first step and later: each pair of the three once.
+        *(
+            (kind, fault, 3 * ((number + step) % 2))
+            for number, kind in enumerate(["sgd", "er", "mse"])
+            for step, fault in enumerate(fault for fault in FAULTS if fault != "another type")
+        ),
         *product(["er", "mse"], ["another type"], [3]),  # than that of stored samples
     ],
 )
@@ -477,18 +484,26 @@ def test_without_validation_nothing_is_refused(crew):
 # --- the example ----------------------------------------------------------------------------------------------------
 
 
-def printed(*command):
-    """The lines that a program prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def _example(port=None):
+    """The lines that the example prints; with a port, as the rank of a job that torchrun has started."""
+    if port is not None:
+        me = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
+        os.environ |= {name: str(value) for name, value in me.items()}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        dist.destroy_process_group()
+    with torch.random.fork_rng(), redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(ROOT / "examples" / "distributed.py"), run_name="__main__")
+    return printed.getvalue().splitlines()
 
 
-def test_the_example_learns_the_same_on_two_ranks_as_on_one_process():
-    run = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
-    one = printed(sys.executable, "examples/distributed.py")
-    two = printed(sys.executable, *run, "examples/distributed.py")
+def test_the_example_learns_the_same_on_two_ranks_as_on_one_process(crew):
+    """On ranks that are there already. A page of the tutorials starts some with torchrun, and a test walks it."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    one = _example()
+    two, nothing = crew.run(2, _example, port)
+    crew.disband()
+    assert nothing == []
     shares = [[float(share) for share in re.findall(r"([\d.]+) %", "\n".join(lines))] for lines in (one, two)]
     assert shares[1] == pytest.approx(shares[0], abs=1)  # sums in another order
     assert shares[0][-1] > 70

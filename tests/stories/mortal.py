@@ -1,27 +1,24 @@
-"""A program of a user that is killed again and again while it learns; test_killed.py starts it.
+"""A program of a user that is killed again and again while it learns.
 
-Usage: mortal.py FOLDER STORAGE KILLS SEED. `learn` is the program. Children that carry it out are forked, since
-starting Python and PyTorch anew for each would take longer than learning, and killed at a random moment of a random
-step, so often; the last one is left to finish.
+`learn` is the program. The processes that carry it out are forked and killed at a random moment of a random step, so
+often; the last one is left to finish.
 """
 
 import os
 import random
 import signal
-import sys
 import time
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 import holdfast as hf
+from forked import forked
 from holdfast.augment import CropFlip, Normalize
-from holdfast.data import load
 from holdfast.rng import generator
+from stories.digits import digits
 
 STEPS, BATCH, EVERY, AHEAD = 240, 16, 4, 6
-DIGITS = load("mnist").train
 
 
 def build(storage):
@@ -43,11 +40,11 @@ def build(storage):
 def learn(folder, storage, after_step=lambda: None):
     """Learn from a stream of digits; continue where the last checkpoint was."""
     checkpoint = folder / "learner.safetensors"
-    learner = build(folder / "buffer" if storage == "folder" else storage)
+    learner, train = build(folder / "buffer" if storage == "folder" else storage), digits().train
     position = learner.load(checkpoint)["position"] if checkpoint.exists() else 0
     for step in range(position, STEPS):
         minibatch = slice(step * BATCH, (step + 1) * BATCH)
-        learner.observe(DIGITS.images[minibatch], DIGITS.labels[minibatch])
+        learner.observe(train.images[minibatch], train.labels[minibatch])
         if (step + 1) % EVERY == 0:
             learner.save(checkpoint, {"position": step + 1})
         after_step()
@@ -64,20 +61,20 @@ def live(folder, storage, report, leave):
     """A child: tells of every step, waits for leave to go on, and keeps the result if it comes to the end."""
     learner = learn(folder, storage, lambda: (os.write(report, b"."), os.read(leave, 1)))
     save_file({name: value.contiguous() for name, value in result(learner).items()}, folder / "result.safetensors")
-    os._exit(0)
 
 
-def main():
-    folder, storage, kills, chance = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), random.Random(int(sys.argv[4]))
-    torch.set_num_threads(1)
-    build("device")  # imports what children would import each for themselves
+def killed(folder, storage, kills, seed):
+    """Let the program be killed so often, and finish the next time."""
+    chance = random.Random(seed)
     for kill in range(kills + 1):
         told, report = os.pipe()
         leave, give = os.pipe()
-        child = os.fork()
-        if child == 0:
+
+        def carry_out(report=report, leave=leave, give=give):
             os.close(give)
             live(folder, storage, report, leave)
+
+        child = forked(carry_out)
         os.close(report)
         os.close(leave)
         if kill < kills:
@@ -91,7 +88,3 @@ def main():
         _, status = os.waitpid(child, 0)
         os.close(told)
         assert status == (signal.SIGKILL if kill < kills else 0), status
-
-
-if __name__ == "__main__":
-    main()

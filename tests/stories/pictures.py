@@ -66,7 +66,7 @@ def main():
     folder, capacity, observed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     tiny = build("device", 64)
-    for x, y in pictures(2000):  # all that learning needs, but for the buffer
+    for x, y in pictures(1000):  # all that learning needs, but for the buffer
         tiny.observe(x, y)
     without = peak_memory()
     began = time.perf_counter()

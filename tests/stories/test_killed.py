@@ -1,7 +1,5 @@
 """Story: a program that learns is killed at random moments, and ends with what it would have learned anyway."""
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stories.mortal import learn, result
+from forked import trains_in_a_fork
+from stories.mortal import killed, learn, result
 
 
 @cache
@@ -25,21 +24,20 @@ def expected(tmp_path_factory):
 
 
 def assert_survives(folder, storage, kills, seed, expected):
-    script = Path(__file__).with_name("mortal.py")
-    command = [sys.executable, str(script), str(folder), storage, str(kills), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    killed(folder, storage, kills, seed)
     got = load_file(folder / "result.safetensors")
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(got[name], value), name
 
 
+@trains_in_a_fork
 @pytest.mark.parametrize("storage", ["device", "folder"])
 def test_killed_three_times(tmp_path, storage, expected):
     assert_survives(tmp_path, storage, 3, 0, expected)
 
 
+@trains_in_a_fork
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", ["device", "host", "folder"])
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -90,18 +90,18 @@ def compare(groups, samples, channels, rest, kind, *, step=1e-5, **options):
 @given(
     groups=st.integers(1, 4),
     samples=st.integers(2, 9),
-    channels=st.integers(1, 70),
+    channels=st.integers(1, 40),
     rest=st.sampled_from([(), (3,), (4, 5), (2, 3, 2)]),
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_shape(groups, samples, channels, rest, kind, seed):
     compare(groups, samples, channels, rest, kind, seed=seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("groups", "samples", "channels", "side"), [(3, 16, 64, 8), (1, 40, 32, 8), (2, 13, 33, 7)])
+@pytest.mark.parametrize(("groups", "samples", "channels", "side"), [(3, 16, 32, 8), (1, 40, 32, 8), (2, 13, 33, 7)])
 def test_several_pieces(groups, samples, channels, side, kind):
     """A group's sums come from several programs, the last of which may have less to do or nothing."""
     compare(groups, samples, channels, (side, side), kind)
@@ -179,7 +179,7 @@ def test_gradients_of_gradients_beside_frozen_parameters():
 
 
 def test_equal_inputs_give_equal_bits():
-    inputs = case(3, 16, 64, (8, 8), "shortcut")
+    inputs = case(3, 16, 32, (8, 8), "shortcut")
     first, second = kernels(*inputs, 3, True), kernels(*inputs, 3, True)
     assert all(torch.equal(a, b) for a, b in zip((first[0], *first[1]), (second[0], *second[1]), strict=True))
 
@@ -196,8 +196,10 @@ def test_the_compiler_is_told_the_truth(kind):
 
 
 def network():
+    """A ResNet-18 without most of its blocks: one that keeps the size of images, and one that halves it."""
     with seeded_globally(0, "network"):
         model = ResNet18((3, 8, 8), 10, width=4)
+        model.blocks, model.classifier = model.blocks[1:3], nn.Linear(8, 10)
     return model.to(DEVICE).to(memory_format=torch.channels_last)
 
 
@@ -208,8 +210,11 @@ def counted(monkeypatch):
     return uses
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("sizes", [(6, 6, 6), (6,)], ids=["three", "one"])
+@pytest.mark.parametrize(
+    ("sizes", "compiled"),
+    [((6, 6, 6), True), ((6, 6, 6), False), ((6,), False)],
+    ids=["three-compiled", "three-eager", "one-eager"],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's compiler, about itself
 def test_a_network_computes_what_it_did(sizes, compiled, monkeypatch):
     plain, grouped = network(), group_batchnorm(network())
@@ -225,7 +230,7 @@ def test_a_network_computes_what_it_did(sizes, compiled, monkeypatch):
         found.backward(dy)
         torch.testing.assert_close(found, outputs, rtol=1e-3, atol=1e-3)
     assert set(uses) == {len(sizes)}
-    assert compiled or len(uses) == 40
+    assert compiled or len(uses) == 12
     for (name, ours), theirs in zip(grouped.named_parameters(), plain.parameters(), strict=True):
         size = float(theirs.grad.abs().max())
         torch.testing.assert_close(

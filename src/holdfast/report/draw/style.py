@@ -7,7 +7,10 @@ alone: dash and marker differ as well.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 __all__ = [
     "DARK",
@@ -127,7 +130,7 @@ def color_map() -> Any:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap([colormaps["cividis"](0.25 + 0.75 * step / 255) for step in range(256)])
+    return ListedColormap(colormaps["cividis"](0.25 + 0.75 * np.arange(256) / 255))
 
 
 def method_style(method: str, others: Iterable[str] = ()) -> Style:
@@ -149,6 +152,7 @@ def looks(methods: Mapping[str, str], *, variants_differ: bool = True) -> dict[s
     return found
 
 
+@cache
 def theme_colors() -> dict[str, tuple[str, str, str]]:
     """The colours figures use: light hex -> (name of its CSS variable, light hex, dark hex)."""
     colors = {INK[name]: (name, INK[name], DARK[name]) for name in INK}
