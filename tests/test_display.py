@@ -96,3 +96,20 @@ def test_a_cell(value, shown):
 def test_a_speed_has_no_decimals():
     assert display.steps_per_second(SimpleNamespace(timing={"steps_per_second": 1234.56})) == "1,235"
     assert display.steps_per_second(SimpleNamespace(timing={})) is None
+
+
+def test_no_word_of_a_table_is_broken_where_lines_can_be_wrapped(monkeypatch):
+    monkeypatch.setattr(display, "output", Console(file=(written := io.StringIO()), width=60))
+    rows = [("seq-tinyimagenet", 72, "about 1,928 days", "cifar10, cifar100 missing, and fetched first")]
+    display.output.print(display.table("title", ("benchmark", "runs", "time, 2 at once", "data"), rows, left=4))
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) == 60
+    words = re.findall(r"[^\s│┃]+", written.getvalue())
+    assert {"seq-tinyimagenet", "benchmark", "cifar10,", "cifar100", "missing,", "fetched"} <= set(words)
+
+
+def test_a_word_longer_than_the_table_is_folded(monkeypatch):
+    monkeypatch.setattr(display, "output", Console(file=(written := io.StringIO()), width=30))
+    display.output.print(display.table("", ("name", "where"), [("mnist", "https://example.org/" + 30 * "a")], left=2))
+    assert "mnist" in written.getvalue()
+    assert written.getvalue().count("a") == 30 + 2, "and those of 'name' and 'example'"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement, measure_renderables
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +25,7 @@ __all__ = [
     "RunLine",
     "data_progress",
     "errors",
+    "fitting",
     "output",
     "replace_unknown_signs",
     "show_progress",
@@ -174,12 +176,28 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     """A table whose first `left` columns are text and the rest numbers. Columns without any name have no header."""
     name = Text(visible(title), "bold")
     made = Table(title=name, title_justify="left", min_width=min(len(title), output.width), show_header=any(columns))
-    for number, column in enumerate(columns):
+    cells = [[_cell(value) for value in row] for row in rows]
+    whole = zip(map(Text, columns), *cells, strict=True)
+    widths = fitting([measure_renderables(output, output.options, column) for column in whole])
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
         # Long addresses are folded, not cut.
-        made.add_column(column, justify="left" if number < left else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*(_cell(value) for value in row))
+        made.add_column(column, justify="left" if number < left else "right", overflow="fold", width=width)
+    for row in cells:
+        made.add_row(*row)
     return made
+
+
+def fitting(sizes: Sequence[Measurement]) -> list[int]:
+    """How wide the columns of a table are, each between its least width and its greatest, so that all fit.
+
+    Left to itself, rich breaks the words of a narrow column before it wraps the lines of a wide one.
+    """
+    borders = 3 * len(sizes) + 1
+    widths = [size.maximum for size in sizes]
+    while sum(widths) > max(output.width - borders, len(widths)):
+        loose = [place for place, size in enumerate(sizes) if widths[place] > size.minimum] or range(len(widths))
+        widths[max(loose, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _cell(value: object) -> Text:

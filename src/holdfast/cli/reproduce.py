@@ -210,7 +210,7 @@ def _forecast(
         left = [config for config in wanted if config not in known]
         told = forecast(left, known, jobs=at_once, device=device)
         there, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
-        state = f"{', '.join(lacking)} missing" if lacking else "there"
+        state = "missing" if lacking else "there"  # which are missing is told below
         rows.append((name, len(wanted), there, len(left), _span(told, left), state))
         plans[name] = {"runs": len(wanted), "there": there, "to_run": len(left), "seconds": told.seconds}
         plans[name] |= {"not_measured": len(told.unknown), "missing_data": lacking}
