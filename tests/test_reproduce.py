@@ -292,6 +292,15 @@ def test_dry_run_writes_nothing_and_draws_nothing(holdfast, tmp_path, small):
     assert not (tmp_path / "runs" / "figures").exists()
 
 
+def test_damaged_files_beside_results_are_named_after_the_table(holdfast, tmp_path, small):
+    folder = results.save(made_up(tiny()), tmp_path / "runs")
+    (folder / "measures.json").write_text("{")
+    code, out, err = holdfast("small", "--seeds", "1", "--only", "method=mse")
+    assert code == 0
+    assert "30.00 (1)" in out
+    assert "measures.json is not readable" in err
+
+
 def test_json_is_one_object(holdfast, tmp_path, small):
     for config, accuracy in ((tiny(), 30.5), (tiny(method="er"), 40.0), (tiny(method="l1"), 39.0)):
         for seed in range(3):

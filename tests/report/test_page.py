@@ -60,9 +60,8 @@ def page(tmp_path_factory):
 
 def analyzed(results):
     """A page with the analyses of the results that have logits."""
-    sound = results.sound()
-    found, refused = analyze_alike(sound)
-    return render_report(sound, analyses=found, refused=refused)
+    found, refused = analyze_alike(results)
+    return render_report(results, analyses=found, refused=refused)
 
 
 def test_structure_and_accessibility(page):
@@ -272,7 +271,7 @@ def test_analyses_compare_exactly_the_runs_of_the_table(tmp_path):
     for result in with_logits(ER, ER.change(seed=1), ER.change(seed=2), L2, L2.change(seed=1), L1.change(beta=7.0)):
         save(result, tmp_path)
     results = gather([tmp_path])
-    (found,), refused = analyze_alike(results.sound())
+    (found,), refused = analyze_alike(results)
     assert [(one.label, one.seeds) for one in found.summaries] == [("er", (0, 1)), ("l2", (0, 1))]
     assert refused == []
     parsed = Page(analyzed(results))
