@@ -47,7 +47,7 @@ def test_nothing_in_the_line_of_a_run_is_cut_short(screen, monkeypatch, width, e
     assert ("drift 12.00" in shown) == (width == 140)
 
 
-def test_the_speed_of_a_run_counts_no_evaluation(screen, monkeypatch):
+def test_the_speed_of_a_run_counts_no_evaluation_and_no_making_of_data(screen, monkeypatch):
     monkeypatch.setattr(display, "REFRESH", 0)
     now = [0.0]
     monkeypatch.setattr(display.time, "perf_counter", lambda: now[0])
@@ -55,7 +55,7 @@ def test_the_speed_of_a_run_counts_no_evaluation(screen, monkeypatch):
     progress = Progress(RunConfig.preset("rot-mnist", "er", buffer_size=200), 20)
     with display.show_runs() as line:
         show = line("run")
-        for moves, seconds in ((True, 5.0), (True, 0.1), (False, 60.0), (True, 0.1), (True, 0.1)):
+        for moves, seconds in ((True, 5.0), (True, 0.1), (False, 60.0), (True, 30.0), (True, 0.1)):
             if moves:
                 progress.advance(10)
             now[0] += seconds

@@ -134,6 +134,7 @@ class RunLine:
         self._shown = self._called = self._began = time.perf_counter()
         self._before: int | None = None  # steps done when the clock began
         self._step = 0
+        self._evaluated = False  # whether the last call came after an evaluation
 
     def __call__(self, progress: training.Progress) -> None:
         """Show where the run stands, at most every REFRESH seconds."""
@@ -143,8 +144,12 @@ class RunLine:
             # starts with steps done, which say nothing about the speed. (A fraction is fine as a count.)
             self._before, self._began = progress.step, now
             self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
-        elif progress.step == self._step:
-            self._began += now - self._called  # that was an evaluation: the final table does not count it either
+        elif progress.step == self._step or self._evaluated:
+            # That was an evaluation, or the making of the next task's data and a step. The final table counts neither
+            # evaluations nor data; the step goes uncounted, too.
+            self._before += progress.step - self._step
+            self._began += now - self._called
+        self._evaluated = progress.step == self._step
         self._step, self._called = progress.step, now
         if now - self._shown < REFRESH and progress.fraction < 1:
             return
