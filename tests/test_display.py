@@ -63,6 +63,20 @@ def test_the_speed_of_a_run_counts_no_evaluation_and_no_making_of_data(screen, m
     assert re.findall(r"(\d+) steps/s", written.getvalue())[-1] == "10"
 
 
+def test_where_no_step_was_timed_there_is_no_speed(screen):
+    written = screen(140)
+    progress = Progress(RunConfig.preset("rot-mnist", "er", buffer_size=200), 2)
+    with display.show_runs() as line:
+        show = line("run")
+        for task in range(2):
+            progress.task = task
+            progress.advance(1)
+            show(progress)
+            show(progress)
+    assert "task 2/2" in written.getvalue()
+    assert "steps/s" not in written.getvalue()
+
+
 def test_lines_that_vanish_leave_nothing_in_a_file(screen):
     written = screen(80, terminal=False)
     with display.show_progress(2, "reading") as advance:

@@ -158,7 +158,8 @@ class RunLine:
         task = f"task {progress.task + 1}/{progress.stages}"
         epoch = f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
-        speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
+        steps = progress.step - self._before
+        speed = f"{steps / max(now - self._began, 1e-9):,.0f} steps/s" if steps else ""
         shown = {SHORT.get(term, term): value for term, value in terms.items() if value and term != "total"}
         losses = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
         # A narrow terminal shows fewer details, so that none is cut short.
