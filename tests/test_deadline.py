@@ -96,6 +96,19 @@ def test_a_run_is_started_only_if_it_can_end(clock):
     assert watched.has_time_for_another(), "nothing else to do"
 
 
+def test_a_run_that_cannot_end_is_not_started_in_the_last_minute(clock):
+    watched, runs = Deadline(clock[0] + 150), of_steps(a=(0, 100))
+    assert Deadline(clock[0] + 10).has_time_for_another(), "else a sweep of many short calls would never begin"
+    advance(watched, clock, runs, 85, 1.0)
+    clock[0] += 10
+    advance(watched, clock, runs, 15, 1.0)
+    assert not watched.has_time_for_another(), "100 steps in 40 seconds"
+    clock[0] -= 30
+    assert watched.has_time_for_another(), "it will be on its way when the next call continues it"
+    clock[0] += 80
+    assert watched.has_time_for_another(), "nobody stopped the fleet"
+
+
 def test_without_a_deadline_nothing_waits(clock):
     watched, runs = Deadline(), of_steps(a=(0, 10), b=(0, 10_000))
     advance(watched, clock, runs, 30, 1e6)

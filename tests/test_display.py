@@ -47,7 +47,7 @@ def test_nothing_in_the_line_of_a_run_is_cut_short(screen, monkeypatch, width, e
     assert ("drift 12.00" in shown) == (width == 140)
 
 
-def test_the_speed_of_a_run_counts_no_evaluation(screen, monkeypatch):
+def test_the_speed_of_a_run_counts_no_evaluation_and_no_making_of_data(screen, monkeypatch):
     monkeypatch.setattr(display, "REFRESH", 0)
     now = [0.0]
     monkeypatch.setattr(display.time, "perf_counter", lambda: now[0])
@@ -55,12 +55,26 @@ def test_the_speed_of_a_run_counts_no_evaluation(screen, monkeypatch):
     progress = Progress(RunConfig.preset("rot-mnist", "er", buffer_size=200), 20)
     with display.show_runs() as line:
         show = line("run")
-        for moves, seconds in ((True, 5.0), (True, 0.1), (False, 60.0), (True, 0.1), (True, 0.1)):
+        for moves, seconds in ((True, 5.0), (True, 0.1), (False, 60.0), (True, 30.0), (True, 0.1)):
             if moves:
                 progress.advance(10)
             now[0] += seconds
             show(progress)
     assert re.findall(r"(\d+) steps/s", written.getvalue())[-1] == "10"
+
+
+def test_where_no_step_was_timed_there_is_no_speed(screen):
+    written = screen(140)
+    progress = Progress(RunConfig.preset("rot-mnist", "er", buffer_size=200), 2)
+    with display.show_runs() as line:
+        show = line("run")
+        for task in range(2):
+            progress.task = task
+            progress.advance(1)
+            show(progress)
+            show(progress)
+    assert "task 2/2" in written.getvalue()
+    assert "steps/s" not in written.getvalue()
 
 
 def test_lines_that_vanish_leave_nothing_in_a_file(screen):
@@ -96,3 +110,20 @@ def test_a_cell(value, shown):
 def test_a_speed_has_no_decimals():
     assert display.steps_per_second(SimpleNamespace(timing={"steps_per_second": 1234.56})) == "1,235"
     assert display.steps_per_second(SimpleNamespace(timing={})) is None
+
+
+def test_no_word_of_a_table_is_broken_where_lines_can_be_wrapped(monkeypatch):
+    monkeypatch.setattr(display, "output", Console(file=(written := io.StringIO()), width=60))
+    rows = [("seq-tinyimagenet", 72, "about 1,928 days", "cifar10, cifar100 missing, and fetched first")]
+    display.output.print(display.table("title", ("benchmark", "runs", "time, 2 at once", "data"), rows, left=4))
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) == 60
+    words = re.findall(r"[^\s│┃]+", written.getvalue())
+    assert {"seq-tinyimagenet", "benchmark", "cifar10,", "cifar100", "missing,", "fetched"} <= set(words)
+
+
+def test_a_word_longer_than_the_table_is_folded(monkeypatch):
+    monkeypatch.setattr(display, "output", Console(file=(written := io.StringIO()), width=30))
+    display.output.print(display.table("", ("name", "where"), [("mnist", "https://example.org/" + 30 * "a")], left=2))
+    assert "mnist" in written.getvalue()
+    assert written.getvalue().count("a") == 30 + 2, "and those of 'name' and 'example'"

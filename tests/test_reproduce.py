@@ -11,9 +11,9 @@ import torch
 from holdfast import results
 from holdfast.cli import main
 from holdfast.cli.screen import SweepScreen
-from holdfast.display import errors
+from holdfast.display import errors, output
 from holdfast.errors import DataError
-from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, register
+from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, Stored, register
 from holdfast.results import RunResult
 from holdfast.sweep import Event, Rates
 from test_sweep import HOPELESS, inline, tiny
@@ -292,6 +292,15 @@ def test_dry_run_writes_nothing_and_draws_nothing(holdfast, tmp_path, small):
     assert not (tmp_path / "runs" / "figures").exists()
 
 
+def test_damaged_files_beside_results_are_named_after_the_table(holdfast, tmp_path, small):
+    folder = results.save(made_up(tiny()), tmp_path / "runs")
+    (folder / "measures.json").write_text("{")
+    code, out, err = holdfast("small", "--seeds", "1", "--only", "method=mse")
+    assert code == 0
+    assert "30.00 (1)" in out
+    assert "measures.json is not readable" in err
+
+
 def test_json_is_one_object(holdfast, tmp_path, small):
     for config, accuracy in ((tiny(), 30.5), (tiny(method="er"), 40.0), (tiny(method="l1"), 39.0)):
         for seed in range(3):
@@ -334,6 +343,24 @@ def test_missing_data_is_found_once_before_anything_runs(holdfast, tmp_path, mon
     assert "nothing was run, as data is missing for seq-cifar10, seq-cifar100, seq-tinyimagenet." in told
     assert "choose its benchmarks with --only benchmark=NAME" in told
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_narrow_terminal_gets_several_tables_and_no_broken_word(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "_width", 80)
+    recency = EXPERIMENTS["recency"]
+    for config in recency.configs(range(2)):
+        found = made_up(config, 30.0 + config.seed)
+        Stored(found, results.save(found, tmp_path / "runs") / "result.json").add_measures(
+            {cell.metric: 0.1 for cell in recency.cells}
+        )
+    code, out, _ = holdfast("recency", "--seeds", "2", "--only", "method=er,method=mse")
+    assert code == 0
+    tables = out.split("Upper number")[0]
+    assert tables.count("0.100 ± 0.000 (2)") == len(recency.select(["method=er,method=mse"]).cells)
+    assert max(map(len, tables.splitlines())) <= 80
+    _, out, _ = holdfast("table1", "--dry-run", "--data", str(tmp_path))
+    assert "seq-tinyimagenet " in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_robustness_wants_the_papers_benchmark_only(holdfast, tmp_path):

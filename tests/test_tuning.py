@@ -68,6 +68,20 @@ def test_what_cannot_be_tuned_is_said(over, fixed, message):
         search_space(BASE, over, fixed)
 
 
+@pytest.mark.parametrize(
+    ("method", "over", "message"),
+    [
+        ("ballast", "decay=0.5:2", "decay must lie between 0 and 1, not at 2"),
+        ("kl", "regularizer.temperature=-1:2", "temperature"),
+        ("mse", "regularizer.temperature=1:2", "temperature"),
+    ],
+)
+def test_a_range_that_the_method_refuses_is_refused_before_the_first_trial(method, over, message):
+    """Every trial beyond it failed."""
+    with pytest.raises(UsageError, match=message):
+        search_space(RunConfig.preset("rot-mnist", method), [over])
+
+
 def test_a_preset_of_zero_has_no_range_of_its_own():
     with pytest.raises(UsageError, match=r"beta is 0 in the preset; .*--over beta=low:high, or --fix beta"):
         search_space(BASE.change(beta=0.0))

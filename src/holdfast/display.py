@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement, measure_renderables
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +25,7 @@ __all__ = [
     "RunLine",
     "data_progress",
     "errors",
+    "fitting",
     "output",
     "replace_unknown_signs",
     "show_progress",
@@ -132,6 +134,7 @@ class RunLine:
         self._shown = self._called = self._began = time.perf_counter()
         self._before: int | None = None  # steps done when the clock began
         self._step = 0
+        self._evaluated = False  # whether the last call came after an evaluation
 
     def __call__(self, progress: training.Progress) -> None:
         """Show where the run stands, at most every REFRESH seconds."""
@@ -141,8 +144,12 @@ class RunLine:
             # starts with steps done, which say nothing about the speed. (A fraction is fine as a count.)
             self._before, self._began = progress.step, now
             self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
-        elif progress.step == self._step:
-            self._began += now - self._called  # that was an evaluation: the final table does not count it either
+        elif progress.step == self._step or self._evaluated:
+            # That was an evaluation, or the making of the next task's data and a step. The final table counts neither
+            # evaluations nor data; the step goes uncounted, too.
+            self._before += progress.step - self._step
+            self._began += now - self._called
+        self._evaluated = progress.step == self._step
         self._step, self._called = progress.step, now
         if now - self._shown < REFRESH and progress.fraction < 1:
             return
@@ -151,7 +158,8 @@ class RunLine:
         task = f"task {progress.task + 1}/{progress.stages}"
         epoch = f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
-        speed = f"{(progress.step - self._before) / max(now - self._began, 1e-9):,.0f} steps/s"
+        steps = progress.step - self._before
+        speed = f"{steps / max(now - self._began, 1e-9):,.0f} steps/s" if steps else ""
         shown = {SHORT.get(term, term): value for term, value in terms.items() if value and term != "total"}
         losses = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
         # A narrow terminal shows fewer details, so that none is cut short.
@@ -174,12 +182,28 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     """A table whose first `left` columns are text and the rest numbers. Columns without any name have no header."""
     name = Text(visible(title), "bold")
     made = Table(title=name, title_justify="left", min_width=min(len(title), output.width), show_header=any(columns))
-    for number, column in enumerate(columns):
+    cells = [[_cell(value) for value in row] for row in rows]
+    whole = zip(map(Text, columns), *cells, strict=True)
+    widths = fitting([measure_renderables(output, output.options, column) for column in whole])
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
         # Long addresses are folded, not cut.
-        made.add_column(column, justify="left" if number < left else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*(_cell(value) for value in row))
+        made.add_column(column, justify="left" if number < left else "right", overflow="fold", width=width)
+    for row in cells:
+        made.add_row(*row)
     return made
+
+
+def fitting(sizes: Sequence[Measurement]) -> list[int]:
+    """How wide the columns of a table are, each between its least width and its greatest, so that all fit.
+
+    Left to itself, rich breaks the words of a narrow column before it wraps the lines of a wide one.
+    """
+    borders = 3 * len(sizes) + 1
+    widths = [size.maximum for size in sizes]
+    while sum(widths) > max(output.width - borders, len(widths)):
+        loose = [place for place, size in enumerate(sizes) if widths[place] > size.minimum] or range(len(widths))
+        widths[max(loose, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _cell(value: object) -> Text:

@@ -21,15 +21,21 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from holdfast import results
+from holdfast.benchmarks import Benchmark
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, UsageError, needing
-from holdfast.learners import settings_for
+from holdfast.learners import Parts, make_learner, make_optimizer, settings_for
 from holdfast.methods import LEARNERS
 from holdfast.registry import unknown_name
+from holdfast.rng import generator
 from holdfast.sweep.grid import carry_out_all, local_runner
 from holdfast.sweep.leases import Leases
 from holdfast.sweep.runner import Event, Job, Runner
+from holdfast.training import build_model
+from holdfast.workload import SHAPES
 
 __all__ = ["Range", "Study", "Trial", "preset_text", "search_space", "tune", "with_values"]
 
@@ -151,8 +157,18 @@ def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[st
     for each in space:
         for value in (each.low, each.high):
             # Raises if there is no such number, or if it cannot have the value, which is rounded before it is tried.
-            with_values(config, {each.name: _rounded(value)})
+            _try_out(with_values(config, {each.name: _rounded(value)}))
     return tuple(space)
+
+
+def _try_out(config: RunConfig) -> None:
+    """Raise if the method refuses its settings: make its learner, around a network of the benchmark's shape."""
+    if config.benchmark not in SHAPES:
+        return  # one of a plugin, whose shape takes its data to know
+    shape, classes = SHAPES[config.benchmark]
+    model = build_model(config, Benchmark(classes, shape, ()))
+    optimizer, schedule = make_optimizer(config, model, torch.device("cpu"))
+    make_learner(config, Parts(model, optimizer, lambda x: x, generator(config.seed, "buffer"), scheduler=schedule))
 
 
 def _parse_range(text: str) -> tuple[str, Range]:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from math import isnan
 
 import pytest
 import torch
@@ -120,8 +121,9 @@ def test_neither_fifos_nor_devices_are_waited_for(out, store, name):
         shutil.rmtree(out / "other")
         (folder / "pipe.json").unlink()
     os.mkfifo(folder / "measures.json")
+    assert stored.measures == {}
     with pytest.raises(HoldfastError, match=r"measures\.json is not readable: it is not a regular file"):
-        _ = stored.measures
+        stored.check()
 
 
 def test_names_that_are_no_text_are_spelled_out(out, store, tmp_path):
@@ -139,10 +141,11 @@ def test_damaged_logits_are_skipped_and_named_and_their_run_stays(out, store):
     folder = store(CONFIG, logits=LOGITS)
     store(CONFIG.change(seed=1), logits=LOGITS)
     (folder / "logits.safetensors").write_bytes(b"nothing")
-    sound = load_results(out).sound()
-    assert [stored.config.seed for stored in sound.sound() if stored.analysis] == [1]
-    assert len(sound) == 2
-    ((path, reason),) = sound.skipped
+    found = load_results(out)
+    assert found.skipped == [], "they are read when they are asked for"
+    assert [stored.config.seed for stored in found if stored.analysis] == [1]
+    assert len(found) == 2
+    ((path, reason),) = found.skipped
     assert path == folder / "logits.safetensors"
     assert "logits.safetensors is not readable" in reason
 
@@ -257,5 +260,8 @@ def test_robustness_of_a_result_kept_without_weights(out, store, tmp_path):
 def test_damaged_measures(out, store):
     (store(CONFIG) / "measures.json").write_text("{")
     (stored,) = load_results(out)
-    with pytest.raises(HoldfastError, match=r"measures.json is not readable.* Remove it"):
-        MEASURES["mra"].of(stored)
+    assert isnan(MEASURES["mra"].of(stored))
+    for use in (measure_robustness, condensed, lambda stored: stored.add_measures({"mra": 50.0})):
+        with pytest.raises(HoldfastError, match=r"measures.json is not readable.* Remove it"):
+            use(stored)
+    assert (out / CONFIG.fingerprint / "measures.json").read_text() == "{"

@@ -154,6 +154,14 @@ def test_differences_stand_around_the_published_value_and_far_ones_are_arrows():
     assert len(panel.patches) == 1  # the band
 
 
+def test_dots_far_from_zero_are_not_drawn_on_the_edge():
+    """All close to each other, they were cut in half."""
+    (panel,) = draw_dots({"gain": [Dot("l2", "l2", -25.1), Dot("mse", "mse", -24.9)]}, from_zero=True).axes
+    low, high = panel.get_xlim()
+    assert low < -26.5
+    assert 0 <= high < 5
+
+
 def test_dots_do_not_begin_at_zero_and_mark_it_where_it_matters():
     def panel(*means):
         return draw_dots({"ours": [Dot.of_runs(str(m), "er", m, 0.1, 3) for m in means]}).axes[0]

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+from holdfast.analysis import Robustness
 from holdfast.analysis.findings import compare
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.report import analyze_alike, gather, render_report, write_figures, write_report
+from holdfast.report.analyses import distinct
 from holdfast.results import save
 
 from .conftest import PAPER, make, paper_run, run, square
@@ -60,9 +62,8 @@ def page(tmp_path_factory):
 
 def analyzed(results):
     """A page with the analyses of the results that have logits."""
-    sound = results.sound()
-    found, refused = analyze_alike(sound)
-    return render_report(sound, analyses=found, refused=refused)
+    found, refused = analyze_alike(results)
+    return render_report(results, analyses=found, refused=refused)
 
 
 def test_structure_and_accessibility(page):
@@ -272,7 +273,7 @@ def test_analyses_compare_exactly_the_runs_of_the_table(tmp_path):
     for result in with_logits(ER, ER.change(seed=1), ER.change(seed=2), L2, L2.change(seed=1), L1.change(beta=7.0)):
         save(result, tmp_path)
     results = gather([tmp_path])
-    (found,), refused = analyze_alike(results.sound())
+    (found,), refused = analyze_alike(results)
     assert [(one.label, one.seeds) for one in found.summaries] == [("er", (0, 1)), ("l2", (0, 1))]
     assert refused == []
     parsed = Page(analyzed(results))
@@ -308,6 +309,22 @@ def test_a_stored_analysis_of_unlike_runs_is_refused_with_a_sentence(stored, tmp
         "l1 has other settings than in the tables, and its methods have different seeds (er: 0, 1; l1, l2: 0)" in text
     )
     assert Page(render_report(results, analyses=alike)).all("section", id="analyses-seq-cifar10-buffer-200")
+
+
+def test_an_analysis_of_the_same_runs_is_shown_once_unless_it_has_the_robustness(tmp_path):
+    """A stored one, made by `holdfast analyze`, was shown below the one that the report had made."""
+    for result in with_logits(ER, L2):
+        save(result, tmp_path)
+    results = gather([tmp_path])
+    (live,) = (found,) = compare(one.analysis for one in results)
+    hurt = Robustness("generated", (1,), 50.0, {"fog": [40.0]}, {"fog": 40.0}, {"weather": 40.0}, None)
+    robust = replace(live, summaries=tuple(replace(one, robustness=hurt) for one in live.summaries))
+    for analyses, shown in (([live, found], [live]), ([live, robust], [robust]), ([robust, found], [robust])):
+        assert distinct(analyses) == shown
+    fewer = replace(live, summaries=live.summaries[:1])
+    assert distinct([live, fewer]) == [live, fewer]
+    text = render_report(results, analyses=[live, found])
+    assert len([each for each in Page(text).all("section") if each["id"].startswith("analyses-")]) == 1
 
 
 def test_results_without_logits_in_single_files_count(stored, tmp_path):

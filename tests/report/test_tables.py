@@ -5,7 +5,7 @@ import re
 import pytest
 
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.experiments import EXPERIMENTS, assess
+from holdfast.experiments import EXPERIMENTS, assess, load_results
 from holdfast.report import latex_table, markdown_table, render_report
 from holdfast.report.tables import cell_numbers
 
@@ -48,6 +48,18 @@ def test_numbers_of_other_papers_come_with_their_source_and_a_caveat(stored):
     page = render_report(results, "html")
     assert re.search(r'<td class="published" data-value="90.04" title="Buzzega et al. 2020 \(DER\), Table 2', page)
     assert "Published numbers of clser on " in page
+
+
+def test_damaged_logits_end_no_table(stored, tmp_path):
+    good, bad = (paper_run("er", 55.0, seed, 500, "seq-cifar10") for seed in (0, 1))
+    stored(good, bad)
+    (tmp_path / "results" / bad.config.fingerprint / "logits.safetensors").write_bytes(b"rubbish")
+    results = load_results(tmp_path / "results")
+    for write in (markdown_table, latex_table):
+        write("calibration", results)
+        assert "55.00" in write("task-performance", results)
+    ((path, _),) = results.skipped
+    assert path.name == "logits.safetensors"
 
 
 def test_latex_compiles_in_principle(stored):

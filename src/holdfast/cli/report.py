@@ -70,7 +70,7 @@ def _analyses(folders: Sequence[Path], results: Results, wanted: bool | None) ->
     found = report.gather_analyses(folders, results)
     runs = sum(stored.has_logits for stored in results)
     if wanted or (wanted is None and runs <= ANALYZED):
-        live, refused = report.analyze_alike(results.sound())
+        live, refused = report.analyze_alike(results)
         return [*live, *found], refused
     if wanted is None:
         tell(f"calibration and recency of {count(runs, 'run')} left out; --analyses adds them")

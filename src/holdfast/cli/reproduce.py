@@ -107,6 +107,7 @@ def reproduce_command(
                     experiments.measure_robustness(run, data=data, device=device, made=corrupted)
         made = experiments.assess(experiment, known, range(seeds))
         figures = [] if "://" in out else _draw(made, folder)
+        tell_skipped([skipped for skipped in known.skipped if skipped not in known.unread], NAMED)
         if as_json:
             counts = {"done": len(summary.done), "there": len(summary.there), "failed": len(summary.failed)}
             told = {**table_json(made), "runs": {**counts, "left": summary.left}, "figures": list(map(str, figures))}
@@ -184,10 +185,10 @@ def _places(
 
 
 def _to_measure(experiment: Experiment, configs: list[RunConfig], known: Results) -> list[Stored]:
-    """The finished runs whose robustness is asked for and not known yet."""
+    """The finished runs whose robustness is asked for and not known yet, without those where it cannot be read."""
     robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
     found = [known.get(config) for config in configs if config.change(seed=0) in robust]
-    return [run for run in found if run is not None and not all(name in run.measures for name in ROBUSTNESS)]
+    return [run for run in found if run and not all(name in run.measures for name in ROBUSTNESS) and not run.damage]
 
 
 def _forecast(
@@ -210,7 +211,7 @@ def _forecast(
         left = [config for config in wanted if config not in known]
         told = forecast(left, known, jobs=at_once, device=device)
         there, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
-        state = f"{', '.join(lacking)} missing" if lacking else "there"
+        state = "missing" if lacking else "there"  # which are missing is told below
         rows.append((name, len(wanted), there, len(left), _span(told, left), state))
         plans[name] = {"runs": len(wanted), "there": there, "to_run": len(left), "seconds": told.seconds}
         plans[name] |= {"not_measured": len(told.unknown), "missing_data": lacking}

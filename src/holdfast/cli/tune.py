@@ -119,7 +119,7 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     if as_json:
         best = study.best._asdict() if study.best else None
         print(json.dumps({"study": study.name, **counts, "best": best, "importance": study.importance}))
-    else:
+    elif study.complete:
         output.print(_summary(study))
     further = {"failed": counts["failed"], "under way": counts["running"], "left": wanted - sum(counts.values())}
     parts = [f"{counts['complete']} trials complete", f"{counts['pruned']} stopped early"]

@@ -1,10 +1,15 @@
 """A table of the paper on the terminal: our numbers above the published ones, verdicts, leans and claims."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from rich import box
+from rich.measure import Measurement, measure_renderables
 from rich.table import Table as Grid
+from rich.text import Text
 
 from holdfast import experiments
-from holdfast.display import output, tell
+from holdfast.display import fitting, output, tell
 from holdfast.experiments import JUDGED, Table
 from holdfast.report.tables import Block, CellText, blocks, derived_blocks
 
@@ -15,7 +20,8 @@ def show_table(made: Table) -> None:
     """Show the table block by block, then how it agrees with the paper, and the claims."""
     tell(f"{made.experiment.title} ({made.experiment.source})", output)
     for block in (*blocks(made), *derived_blocks(made)):
-        output.print(_grid(block))
+        for part in _parts(block):
+            output.print(_grid(part))
     agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
     tell(
         "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
@@ -40,11 +46,43 @@ def show_table(made: Table) -> None:
                 tell(f"  except {where}: {numbers}", output)
 
 
+def _parts(block: Block) -> Iterator[Block]:
+    """The block, cut between columns into as many as it takes for no number to be broken."""
+    begin = 0
+    while begin < len(block.columns):
+        end = len(block.columns)
+        while end > begin + 1 and not _fits(_columns(block, begin, end)):
+            end -= 1
+        yield _columns(block, begin, end)
+        begin = end
+
+
+def _columns(block: Block, begin: int, end: int) -> Block:
+    rows = [(name, cells[begin:end]) for name, cells in block.rows]
+    return replace(block, columns=block.columns[begin:end], rows=rows, footer=block.footer[begin:end])
+
+
+def _fits(block: Block) -> bool:
+    sizes = _sizes(block)
+    return all(width >= size.minimum for width, size in zip(fitting(sizes), sizes, strict=True))
+
+
+def _sizes(block: Block) -> list[Measurement]:
+    """The least and the greatest width of each column: headings may wrap between words, numbers may not."""
+    columns = [[name for name, _ in block.rows]]
+    columns += [[_text(cells[place]) for _, cells in block.rows] for place in range(len(block.columns))]
+    sizes = []
+    for heading, cells in zip(["", *block.columns], columns, strict=True):
+        title, body = (measure_renderables(output, output.options, each) for each in ([Text(heading)], cells))
+        sizes.append(Measurement(max(title.minimum, body.maximum), max(title.maximum, body.maximum)))
+    return sizes
+
+
 def _grid(block: Block) -> Grid:
     """A block for the terminal: our numbers above the published ones."""
-    grid = Grid("", *block.columns, title=block.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in grid.columns[1:]:
-        column.justify = "right"
+    grid = Grid(title=block.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for place, (heading, width) in enumerate(zip(["", *block.columns], fitting(_sizes(block)), strict=True)):
+        grid.add_column(heading, justify="right" if place else "left", width=width)
     for name, cells in block.rows:
         grid.add_row(name, *map(_text, cells))
     if block.footer:

@@ -91,6 +91,7 @@ def measure_robustness(
     """
     if all(name in stored.measures for name in ROBUSTNESS):
         return {name: stored.measures[name] for name in ROBUSTNESS}
+    stored.check()
     if stored.folder is None:
         return {}
     (run,) = with_robustness([analyze_run(stored.folder)], data_root(data), device=choose_device(device), made=made)
@@ -112,5 +113,6 @@ def condensed(stored: Stored) -> dict[str, object]:
     `load_results` reads such a file, of any name ending in .json, like a result folder.
     """
     found = {name: measure.of(stored) for name, measure in MEASURES.items()}
+    stored.check()  # else it would lack numbers without a word
     measures = {name: round(value, 6) for name, value in found.items() if value == value and name not in FROM_MATRICES}
     return {**stored.result.to_json(), **({"measures": measures} if measures else {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,18 @@ NOT_OURS_TO_READ = (".html", ".md", ".csv", ".tex", ".svg", ".png", ".jsonl", ".
 """Reports and studies may be written beside the results they show, and measurements of other kinds as JSON lines."""
 
 
+class Skipped(NamedTuple):
+    """A file that was left out, and why."""
+
+    path: Path
+    reason: str
+
+    @classmethod
+    def made(cls, path: Path, reason: object) -> Skipped:
+        """With what cannot be shown spelled out; a name may be no text."""
+        return cls(Path(_visible(path)), _visible(reason))
+
+
 @dataclass(frozen=True)
 class Stored:
     """A result as it lies on disk; its logits and the numbers of its analyses are read when they are asked for."""
@@ -38,8 +50,8 @@ class Stored:
     """The JSON file it was read from."""
     embedded: dict[str, float] = field(default_factory=dict)
     """Measures inside the JSON itself, where `condensed` puts them."""
-    damaged: bool = False
-    """Whether its logits or the measures beside it cannot be read. Then neither counts as being there."""
+    damage: list[Skipped] = field(default_factory=list, compare=False)
+    """Files beside it that turned out to be unreadable when they were asked for. They count as not there."""
 
     @property
     def config(self) -> RunConfig:
@@ -54,36 +66,46 @@ class Stored:
     @property
     def has_logits(self) -> bool:
         """Whether the logits of the test sets are beside the result."""
-        return not self.damaged and self.folder is not None and (self.folder / results.LOGITS).exists()
+        return self.folder is not None and (self.folder / results.LOGITS).exists()
 
     @cached_property
     def analysis(self) -> RunAnalysis | None:
-        """What its logits say; None where there are none. Raises if they are damaged."""
-        return analyze_run(self.path.parent) if self.has_logits else None
+        """What its logits say; None where there are none, or where they are damaged."""
+        try:
+            return analyze_run(self.path.parent) if self.has_logits else None
+        except HoldfastError as error:
+            self._note(results.LOGITS, error)
+        return None
 
     @cached_property
     def measures(self) -> dict[str, float]:
-        """Numbers of analyses carried out before, by name of the measure."""
+        """Numbers of analyses carried out before, by name of the measure, as far as they can be read."""
         beside = self.path.with_name(MEASURES_FILE)
-        if self.damaged or self.folder is None or not beside.exists():
-            return dict(self.embedded)
-        try:
-            return {**self.embedded, **validated(dict[str, float], read_json(beside), "measures")}
-        except (OSError, ValueError) as error:
-            raise HoldfastError(f"{beside} is not readable: {error}. Remove it to have it computed again.") from error
+        if self.folder is not None and beside.exists():
+            try:
+                return {**self.embedded, **validated(dict[str, float], read_json(beside), "measures")}
+            except (OSError, ValueError) as error:
+                told = f"{beside} is not readable: {error}. Remove it to have it computed again."
+                self._note(MEASURES_FILE, told)
+        return dict(self.embedded)
+
+    def _note(self, name: str, reason: object) -> None:
+        self.damage.append(Skipped.made(self.path.with_name(name), reason))
+
+    def check(self) -> None:
+        """Raise if a file beside it turned out to be unreadable."""
+        if self.damage:
+            raise HoldfastError(self.damage[0].reason)
 
     def add_measures(self, measures: dict[str, float]) -> None:
-        """Add numbers of an analysis, and store them beside the result, whole or not at all."""
+        """Add numbers of an analysis, and store them beside the result, whole or not at all.
+
+        Raises where numbers are there already that cannot be read.
+        """
         self.measures.update(measures)
+        self.check()
         with suppress(OSError):  # Somebody else's folder may be read-only, and they can be computed again.
             write_json(self.path.with_name(MEASURES_FILE), self.measures)
-
-
-class Skipped(NamedTuple):
-    """A file that was left out, and why."""
-
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -91,26 +113,17 @@ class Results:
     """Results by fingerprint, and what was skipped on the way."""
 
     by_fingerprint: dict[str, Stored] = field(default_factory=dict)
-    skipped: list[Skipped] = field(default_factory=list)
+    unread: list[Skipped] = field(default_factory=list)
+    """Files that were left out as the results were read."""
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The files left out so far: those `unread`, and logits and measures found to be damaged when asked for."""
+        return [*self.unread, *(skipped for stored in self for skipped in stored.damage)]
 
     def skip(self, path: Path, reason: object) -> None:
-        """Add a file to those skipped. Its name may be no text: what cannot be shown is spelled out."""
-        self.skipped.append(Skipped(Path(_visible(path)), _visible(reason)))
-
-    def sound(self) -> Results:
-        """These results, from now on without measures and logits that cannot be read: those files are skipped.
-
-        The accuracies of such a run do not need them, so it stays.
-        """
-        for fingerprint in self.by_fingerprint:
-            for file, part in ((MEASURES_FILE, "measures"), (results.LOGITS, "analysis")):
-                stored = self.by_fingerprint[fingerprint]
-                try:
-                    getattr(stored, part)
-                except HoldfastError as error:
-                    self.skip(stored.path.with_name(file), error)
-                    self.by_fingerprint[fingerprint] = replace(stored, damaged=True)
-        return self
+        """Add a file to those that were left out."""
+        self.unread.append(Skipped.made(path, reason))
 
     def __len__(self) -> int:
         return len(self.by_fingerprint)

@@ -11,10 +11,10 @@ from pathlib import Path
 from holdfast.analysis.comparisons import comparisons
 from holdfast.analysis.findings import ANALYSIS, Findings, read_findings
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results, trust
+from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
 from holdfast.files import replacing, telling
 from holdfast.registry import unknown_name
-from holdfast.report.analyses import analyze_alike
+from holdfast.report.analyses import analyze_alike, distinct
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.numbers import run_numbers
@@ -65,15 +65,15 @@ def render_report(
 ) -> str:
     """The report as text: of every experiment that has results, or of one.
 
-    The HTML page also shows the `analyses` that compare like with like, says which were `refused`, and shows runs that
-    belong to no experiment. CSV has a row per run where no experiment has results.
+    The HTML page also shows the `analyses` that compare like with like, of the same runs one, says which were
+    `refused`, and shows runs that belong to no experiment. CSV has a row per run where no experiment has results.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, list(FORMATS))
-    made = _assess(results, experiment, trusted=format == "html")
+    made = _assess(results, experiment)
     if format == "html":
         title = f"Holdfast: {experiment}" if experiment else "Holdfast report"
-        return html_page(results, made, analyses, title=title, refused=refused)
+        return html_page(results, made, distinct(analyses), title=title, refused=refused)
     filled = [table for table in made if experiment or table.count("missing") < len(table.verdicts)]
     if format == "csv":
         rows = cell_numbers(filled) if filled else run_numbers(stored.result for stored in results)
@@ -116,16 +116,6 @@ def _save(charts: Sequence[Chart], folder: Path, *, json: bool = True) -> list[P
     return [save_figure(c.draw(title=c.title), folder / name, c.numbers, json=json) for name, c in found]
 
 
-def _assess(results: Results, experiment: str | None, *, trusted: bool = False) -> list[Table]:
-    """The tables. Logits or measures that turn out to be damaged are skipped, and count as not there.
-
-    With `trusted`, those that `trust` reads are looked at as well.
-    """
+def _assess(results: Results, experiment: str | None) -> list[Table]:
     wanted = [find_experiment(experiment)] if experiment else list(EXPERIMENTS.values())
-    try:
-        made = [assess(one, results) for one in wanted]
-        if trusted:
-            trust(made)
-    except HoldfastError:
-        made = [assess(one, results.sound()) for one in wanted]
-    return made
+    return [assess(one, results) for one in wanted]

@@ -1,6 +1,6 @@
 """The figures of analyses, and which analyses a report may show: those that compare like with like."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -20,7 +20,7 @@ from holdfast.report.numbers import Numbers, Value
 from holdfast.report.series import Dot, Heatmap
 from holdfast.report.text import slug
 
-__all__ = ["TRANSFERS", "analysis_charts", "analyze_alike", "refusal", "write_analysis_figures"]
+__all__ = ["TRANSFERS", "analysis_charts", "analyze_alike", "distinct", "refusal", "write_analysis_figures"]
 
 TRANSFERS: dict[str, Callable[[Summary], Estimate | None]] = {
     "forgetting": lambda summary: summary.transfer.forgetting,
@@ -75,6 +75,20 @@ def analyze_alike(results: Results) -> tuple[list[Findings], list[str]]:
         ]
         found.append(Findings(comparison.title, tuple(summaries)))
     return found, refused
+
+
+def distinct(analyses: Iterable[Findings]) -> list[Findings]:
+    """The analyses, of the same runs only the first one, or those that have the robustness, which takes hours."""
+    by_runs: dict[object, list[Findings]] = {}
+    for found in analyses:
+        runs = frozenset((one.config.change(seed=0), frozenset(one.seeds)) for one in found.summaries)
+        by_runs.setdefault(runs, []).append(found)
+    robust = {runs: [each for each in same if _is_robust(each)] for runs, same in by_runs.items()}
+    return [found for runs, same in by_runs.items() for found in robust[runs] or same[:1]]
+
+
+def _is_robust(found: Findings) -> bool:
+    return any(summary.robustness for summary in found.summaries)
 
 
 def refusal(found: Findings, settings: Collection[RunConfig]) -> str:

@@ -134,7 +134,6 @@ def html_page(
         dark=Markup(_variables(DARK, dark=True)),
         script=Markup(script),
         script_hash="sha256-" + b64encode(sha256(script.encode()).digest()).decode(),
-        tiles=_tiles(results, tables, filled, found),
         tables=filled,
         empty=[table.experiment.name for table in tables if table not in filled],
         claims=[claim for claim in found if claim.checks],
@@ -143,6 +142,7 @@ def html_page(
             *_trust_sections(trusted, analyses, filled, [*unlike, *refused], gallery),
             *_other_sections(runs, filled, gallery),
         ],
+        tiles=_tiles(results, tables, filled, found),  # last, as it counts what the others found damaged
         runs=by_benchmark(runs),
         run_numbers=run_numbers(runs),
         cell_numbers=cell_numbers(filled),

@@ -14,6 +14,8 @@ MARGIN = 1.03
 """Runs are expected to take so many times as long as they should."""
 SLOWER = {1: 1.35, 2: 1.15}
 """How much longer a step of a few runs takes than its share of a large fleet's (an H200, docs/speed.md)."""
+SHORT = 60.0
+"""Seconds in which a run that cannot end gets nowhere: most of them go into its preparation."""
 
 
 class Deadline:
@@ -60,9 +62,14 @@ class Deadline:
         self._decide()
 
     def has_time_for_another(self) -> bool:
-        """Whether none goes on, or a run as short as the shortest so far would end in time beside those that do."""
+        """Whether a run as short as the shortest so far would end in time beside those that go on.
+
+        The first run is always started. If none goes on, so is one that cannot end, unless time is about to end.
+        """
         going = [left for run, left in self._left.items() if run not in self.waiting]
-        return not going or self._in_time([*going, min(self._lengths)])
+        if not going and (not self._lengths or not 0 < self._at - monotonic() <= SHORT):
+            return True
+        return self._in_time([*going, min(self._lengths)])
 
     def _decide(self) -> None:
         ending: list[Hashable] = []

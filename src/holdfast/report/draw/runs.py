@@ -145,12 +145,12 @@ def draw_dots(
                 _draw_dot(panel, dot, rows.index(dot.label), styles[dot.label])
             panel.set_yticks(range(len(rows)), [short[label] if number == 0 else "" for label in rows])
             panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
+            if from_zero:
+                panel.update_datalim([(0.0, 0.0)])  # before the margins, which then are a share of the way from zero
             panel.margins(x=0.08)
             panel.locator_params(axis="x", nbins=4 if len(panels) == 1 else 3)
             if bands and what in bands:
                 _draw_band(panel, dots, bands[what], rows)
-            elif from_zero:
-                panel.set_xlim(min(0.0, panel.get_xlim()[0]), max(0.0, panel.get_xlim()[1]))
             if panel.get_xlim()[0] <= 0 <= panel.get_xlim()[1]:
                 panel.axvline(0, color=INK["muted"], linewidth=0.9)
             panel.set_ylim(len(rows) - 0.4, -0.6)
