@@ -81,7 +81,7 @@ def test_marks_order_and_claims(holdfast, tmp_path, small):
     assert "30.50 ± 0.00 (3) ✓" in out
     assert "40.00 ± 0.00 (3) ✗" in out
     assert "differs: buffer 20, er, rot-mnist: the difference lies between +18.77 and +21.23 (90 %), outside ±2" in out
-    assert "1 cells agree, 1 differ, 0 are open, 0 have no run" in out
+    assert "Cells: 1 ✓ agree, 1 ✗ differ, 0 ? open, 0 without a run" in out
     assert "rot-mnist: 2 of 2 cells lie over the paper; mean difference +10.25" in out
     assert "claim consistency-beats-er: holds in 1 of 2 (published: holds in 1 of 1)" in out
 
@@ -107,7 +107,7 @@ def test_the_field_names_its_sources(holdfast, tmp_path):
     assert code == 0
     assert "90.10 ± 0.10 (3) ?" in out
     assert "90.04 ± 2.61" in out
-    assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
+    assert "Cells: 0 ✓ agree, 0 ✗ differ, 1 ? open, 0 without a run" in out
     told = " ".join(out.split())
     assert "Other papers ran other code, settings and numbers of seeds" in told
     assert "published: der on rot-mnist: Buzzega et al. 2020 (DER), Table 2, as reprinted by Ye et al. 2025" in told
@@ -119,7 +119,7 @@ def test_a_single_run_decides_nothing(holdfast, tmp_path, small):
     code, out, _ = holdfast("small", "--seeds", "1", "--only", "method=mse")
     assert code == 0
     assert "31.00 (1) ?" in out
-    assert "0 cells agree, 0 differ, 1 are open, 0 have no run" in out
+    assert "Cells: 0 ✓ agree, 0 ✗ differ, 1 ? open, 0 without a run" in out
 
 
 def test_dry_run(holdfast, tmp_path, small):
@@ -171,7 +171,7 @@ def test_failed_runs_are_told(holdfast, tmp_path, small):
     assert code == 1
     assert "1 runs done, 0 were there, 1 failed" in err
     assert "no longer finite" in err
-    assert "1 have no run" in out  # and the rest is shown
+    assert "1 without a run" in out  # and the rest is shown
 
 
 def test_interruption(holdfast, tmp_path, small, monkeypatch):
