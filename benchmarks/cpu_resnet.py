@@ -6,10 +6,14 @@ ResNet-18 of width 8 and 16, float32 and channels last if a case does not say ot
 and intervals are those of cpu_step.py; the base of each case is `network` of the same width.
 
 convolutions: the bare convolutions of a step, 96 images forward and backward: the floor. network: one forward and
-backward pass of three minibatches of 32. linf, er: a step of a run; er shows the network 64 images. passes: three passes
-of plain PyTorch. mkldnn: the same in oneDNN's own layouts from end to end. channels-first: the network with channels
-first. bfloat16: the network under autocast. test-N: the logits of 1,000 test images, N at once, with test-260, which
-runs use, as its base.
+backward pass of three minibatches of 32. linf, er: a step of a run; er shows the network 64 images. passes: three
+passes of plain PyTorch. mkldnn: the same in oneDNN's own layouts from end to end. channels-first: the network with
+channels first. bfloat16: the network under autocast. test-N: the logits of 1,000 test images, N at once, with test-260,
+which runs use, as its base.
+
+What a processor without AVX-512 would do:
+
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python benchmarks/cpu_resnet.py --only network bfloat16
 """
 
 from __future__ import annotations
@@ -148,12 +152,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--widths", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--only", nargs="+", help="these cases, network among them")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     prepare_cpu()
     known = {name: case for width in options.widths for name, case in cases(width).items()}
-    report = {"about": ABOUT, **take_turns(known, options.rounds, base_of)}
+    if options.only:
+        known = {name: case for name, case in known.items() if name.rpartition("-")[0] in options.only}
+    capability = torch.backends.cpu.get_cpu_capability()
+    report = {"about": ABOUT, "capability": capability, **take_turns(known, options.rounds, base_of)}
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
