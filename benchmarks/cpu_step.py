@@ -185,6 +185,33 @@ def base_of(name: str) -> str:
     return name.replace("channels-last", "small-resnet") if name[-1].isdigit() else BASES.get(name, "holdfast")
 
 
+def take_turns(known: dict[str, Case], rounds: int, base_of: Callable[[str], str]) -> dict[str, Any]:
+    """The cases' times, and their ratios to those of their bases; printed as well."""
+    readings: dict[str, list[float]] = {name: [] for name in known}
+    load, order = [], random.Random(0)
+    for number in range(rounds):
+        load.append(os.getloadavg()[0])
+        for name in order.sample(list(known), len(known)):
+            readings[name].append(time_case(*known[name]))
+        print(f"\rround {number + 1}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    found: dict[str, dict[str, Any]] = {}
+    for name, each in readings.items():
+        compared = compare(readings[base_of(name)], each)
+        found[name] = {"milliseconds": 1e3 * statistics.median(each), "base": base_of(name)}
+        found[name] |= {key: compared[key] for key in ("ratio", "interval95")}
+        low, high = compared["interval95"]
+        ratio = f"{compared['ratio']:.3f} ({low:.3f} to {high:.3f}) times {base_of(name)}"
+        print(f"{name:18} {found[name]['milliseconds']:8.3f} ms  {ratio}")
+    return {
+        "cases": found,
+        "rounds": rounds,
+        "load": {"mean": statistics.mean(load), "cores": os.cpu_count()},
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
@@ -194,37 +221,7 @@ def main() -> None:
     prepare_cpu()
     known = cases()
     ready = seconds_until_ready(known["compiled"][0])
-    readings: dict[str, list[float]] = {name: [] for name in known}
-    load, order = [], random.Random(0)
-    for number in range(options.rounds):
-        load.append(os.getloadavg()[0])
-        for name in order.sample(list(known), len(known)):
-            readings[name].append(time_case(*known[name]))
-        print(f"\rround {number + 1}", end="", file=sys.stderr)
-    report: dict[str, Any] = {
-        "cases": {
-            name: {
-                "milliseconds": 1e3 * statistics.median(readings[name]),
-                "base": base_of(name),
-                **{
-                    key: value
-                    for key, value in compare(readings[base_of(name)], readings[name]).items()
-                    if key in ("ratio", "interval95")
-                },
-            }
-            for name in known
-        },
-        "ready_seconds": ready,
-        "rounds": options.rounds,
-        "load": {"mean": statistics.mean(load), "cores": os.cpu_count()},
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    print(file=sys.stderr)
-    for name, each in report["cases"].items():
-        low, high = each["interval95"]
-        found = f"{each['ratio']:.3f} ({low:.3f} to {high:.3f}) times {each['base']}"
-        print(f"{name:18} {each['milliseconds']:8.3f} ms  {found}")
+    report = take_turns(known, options.rounds, base_of) | {"ready_seconds": ready}
     print(f"compiled{ready:13.1f} s until the first step")
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")

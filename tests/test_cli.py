@@ -352,6 +352,17 @@ def test_a_long_run_is_announced(holdfast, monkeypatch):
     assert "takes about" not in err
 
 
+@pytest.mark.parametrize("has", [True, False], ids=["has", "lacks"])
+def test_a_processor_without_bfloat16_is_announced(holdfast, monkeypatch, has):
+    """The presets of images are for GPUs."""
+    monkeypatch.setattr("holdfast.cli.run.make_benchmark", lambda *_: full())
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has)
+    _, _, err = holdfast("run", "seq-cifar10", "mse", "--device", "cpu")
+    assert ("ten times as long as with --precision float32" in err) is not has
+    _, _, err = holdfast("run", "seq-cifar10", "mse", "--device", "cpu", "--precision", "float32")
+    assert "bfloat16" not in err
+
+
 def run_in(folder, *arguments, **env):
     command = [sys.executable, "-m", "holdfast", *arguments]
     return subprocess.run(command, cwd=folder, env={**os.environ, "COLUMNS": "200", **env}, capture_output=True)

@@ -189,7 +189,7 @@ def test_minutes(holdfast, tmp_path, small):
     code, out, err = holdfast("small", "--seeds", "1", "--device", "cpu", "--minutes", "0")
     assert code == 0, "it did as it was told"
     assert "0 runs done, 0 were there, 3 left; the same command continues" in err
-    assert "3 have no run" in out
+    assert "3 without a run" in out
     code, _, err = holdfast("small", "--seeds", "1", "--device", "cpu", "--minutes", "60")
     assert (code, "3 runs done, 0 were there" in err) == (0, True)
     assert holdfast("small", "--minutes", "-1")[0] == 2

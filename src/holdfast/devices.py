@@ -1,7 +1,7 @@
 """Where runs compute: the device, the CPU threads, the stream of a GPU."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.models import evaluating, preferred_threads
 
-__all__ = ["choose_device", "choose_threads", "cpu_threads", "own_stream", "threads_for"]
+__all__ = ["choose_device", "choose_threads", "cpu_threads", "lacks_bfloat16", "own_stream", "threads_for"]
 
 SMALL = 100_000_000
 """Operations of a forward pass below which one thread is the fastest: sharing such products costs more than it saves.
@@ -57,6 +57,13 @@ def choose_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise UsageError(f"'{name}' is not a device: use cpu, cuda, cuda:0 or auto.") from None
+
+
+def lacks_bfloat16(device: torch.device) -> bool:
+    """Whether `device` is a CPU on which oneDNN has no convolutions in bfloat16; PyTorch's take ten times as long."""
+    with suppress(AttributeError):  # a PyTorch without oneDNN, or one that asks in another way: nothing is known
+        return device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return False
 
 
 @contextmanager

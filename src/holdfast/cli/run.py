@@ -17,7 +17,7 @@ from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, Benchmark, make_benchmark
 from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
 from holdfast.config import RunConfig
-from holdfast.devices import choose_device
+from holdfast.devices import choose_device, lacks_bfloat16
 from holdfast.display import data_progress, output, show_runs, steps_per_second, table, tell
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.learners import method_names, settings_for
@@ -84,6 +84,11 @@ def run_command(
         if (expected := expected_seconds(config, target.type) or 0) > LONG:
             where = "one core of a server" if target.type == "cpu" else "a large GPU"
             tell(f"this run takes about {duration(expected)} on {where}" + ("" if resume else "; see --resume"))
+        if config.precision == "bfloat16" and lacks_bfloat16(target):
+            tell(
+                "this processor has no instructions for bfloat16: a step of a ResNet may take ten times as long as "
+                "with --precision float32, which is another run with numbers of its own"
+            )
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         how: dict[str, Any] = {"device": device, "threads": threads, "every": checkpoint_every}

@@ -6,10 +6,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.errors import UsageError
 from holdfast.models import GroupedBatchNorm, GroupedForward, ResNet18, group_batchnorm
+from holdfast.models.batchnorm import normalized_relu
 from holdfast.rng import generator, seeded_globally
 
 SIZES = [(4, 4, 4), (4, 4), (5, 3, 2), (2, 7), (6,), (1, 4, 1), (1, 1, 1)]
@@ -789,3 +791,52 @@ def test_resnet_on_a_cpu_computes_the_bits_of_three_passes(layout):
     assert len(norms) == 2 * 20
     for name in norms:
         assert torch.equal(fused.get_parameter(name).grad, plain.get_parameter(name).grad), name
+
+
+class Called(TorchDispatchMode):
+    """Notes the names of torch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_sum_and_relu_overwrite_what_nobody_else_sees():
+    model = group_batchnorm(ResNet18((3, 8, 8), 10, width=4))
+    with Called() as called:
+        model(randn(4, 3, 8, 8, dtype=torch.float32))
+    assert called.names.count("relu_") == 17
+    assert not {"relu", "add"} & set(called.names)
+
+
+def test_shortcut_and_input_keep_their_values():
+    norm = group_batchnorm(nn.BatchNorm2d(4)).double()
+    x, shortcut = randn(6, 4, 3, 3), randn(6, 4, 3, 3, seed=1)
+    before = x.clone(), shortcut.clone()
+    got = normalized_relu(norm, x, shortcut)
+    assert torch.equal(got, (norm(x) + shortcut).relu())
+    assert all(torch.equal(one, two) for one, two in zip((x, shortcut), before, strict=True))
+
+
+def test_hooks_see_what_comes_before_the_relu():
+    norm, seen = group_batchnorm(nn.BatchNorm2d(4)).double(), []
+    norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    normalized_relu(norm, randn(6, 4, 3, 3))
+    assert seen[0].min() < 0
+
+
+def test_a_class_that_needs_its_output_for_its_gradient_keeps_it():
+    class Squashed(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).sigmoid()
+
+    plain = Squashed(4).double()
+    x, found = randn(6, 4, 3, 3), []
+    for norm in (plain, group_batchnorm(copy.deepcopy(plain))):
+        normalized_relu(norm, x, randn(6, 4, 3, 3, seed=1)).square().sum().backward()
+        found.append(norm.weight.grad)
+    assert torch.equal(*found)
