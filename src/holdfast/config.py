@@ -186,7 +186,7 @@ class RunConfig:
         """The config that `to_dict` described."""
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
-            raise UsageError(f"not settings of a run: {', '.join(sorted(unknown))}.")
+            raise UsageError(f"not settings of a run: {', '.join(sorted(unknown))}. A newer version may know them.")
         return cls(**values)
 
     @property

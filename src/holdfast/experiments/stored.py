@@ -13,7 +13,7 @@ from typing import NamedTuple
 from holdfast import results
 from holdfast.analysis.findings import ANALYSIS
 from holdfast.analysis.runs import RunAnalysis, analyze_run
-from holdfast.config import PROTOCOL, RunConfig
+from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.results import RunResult
 from holdfast.schema import read_json, validated, write_json
@@ -187,15 +187,10 @@ def _read(path: Path) -> Stored:
         values = read_json(path)
         if not isinstance(values, dict) or "config" not in values or "accuracy_matrix" not in values:
             raise HoldfastError("not a result")
-        if values.get("protocol") != PROTOCOL:
-            raise HoldfastError(f"of protocol {values.get('protocol')}; this version computes protocol {PROTOCOL}")
         measures = validated(dict[str, float], values.get("measures", {}), "measures")
-        stored = Stored(RunResult.from_json(values), path, measures)
+        return Stored(RunResult.from_json(values), path, measures)
     except (OSError, ValueError) as error:
         raise HoldfastError(f"damaged: {error}") from None
-    if values.get("fingerprint") != stored.config.fingerprint:
-        raise HoldfastError("its settings do not belong to its fingerprint; it was edited or is of another version")
-    return stored
 
 
 def _visible(text: object) -> str:
