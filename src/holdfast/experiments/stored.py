@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from holdfast.analysis.findings import ANALYSIS
 from holdfast.analysis.runs import RunAnalysis, analyze_run
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
+from holdfast.files import walked
 from holdfast.results import RunResult
 from holdfast.schema import read_json, validated, write_json
 
@@ -172,14 +172,13 @@ def load_results(*folders: Path) -> Results:
 
 def _files(folders: Iterable[Path]) -> Iterator[Path]:
     """Files worth a look, in the same order on every machine."""
-    for folder in folders:
-        for place, inside, names in os.walk(folder):
-            inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in OWN_FOLDERS)
-            of_figures = {f"{name.removesuffix('.svg')}.json" for name in names if name.endswith(".svg")}
-            for name in sorted(names):
-                ignored = name in OWN_FILES or name in of_figures or name.endswith(NOT_OURS_TO_READ)
-                if not (name.startswith(".") or ignored):
-                    yield Path(place, name)
+    for place, inside, names in walked(folders):
+        inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in OWN_FOLDERS)
+        of_figures = {f"{name.removesuffix('.svg')}.json" for name in names if name.endswith(".svg")}
+        for name in sorted(names):
+            ignored = name in OWN_FILES or name in of_figures or name.endswith(NOT_OURS_TO_READ)
+            if not (name.startswith(".") or ignored):
+                yield place / name
 
 
 def _read(path: Path) -> Stored:

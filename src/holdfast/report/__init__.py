@@ -12,7 +12,7 @@ from holdfast.analysis.comparisons import comparisons
 from holdfast.analysis.findings import ANALYSIS, Findings, read_findings
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
-from holdfast.files import replacing, telling
+from holdfast.files import replacing, telling, walked
 from holdfast.registry import unknown_name
 from holdfast.report.analyses import analyze_alike, distinct
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
@@ -48,7 +48,7 @@ def gather(folders: Sequence[Path]) -> Results:
 def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]:
     """What `holdfast analyze` wrote below the folders; damaged files join those that `results` skipped."""
     found: list[Findings] = []
-    for path in sorted(path for folder in folders for path in folder.rglob(ANALYSIS)):
+    for path in sorted(place / ANALYSIS for place, _, names in walked(folders) if ANALYSIS in names):
         try:
             found += read_findings(path)
         except HoldfastError as error:
