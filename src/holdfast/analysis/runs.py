@@ -111,7 +111,8 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     own += [f"{name}={value}" for name, value in config.settings if (name, value) not in preset.settings]
     parts += [part for each in own for part in ("--set", each)]
     parts += [part for name in _plugins(config) for part in ("--plugin", name)]
-    return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
+    named = folder if folder.name.strip(".") else folder.resolve()  # the parent of "." would be "." itself
+    return " ".join(map(quote, [*parts, "--out", str(named.parent), "--force"]))
 
 
 def _plugins(config: RunConfig) -> list[str]:

@@ -83,7 +83,7 @@ def _read(run: Path) -> tuple[RunResult, dict[str, Tensor]]:
         raise UsageError(f"{run} is a folder of results ({len(inside)}): give one of them, for instance {min(inside)}.")
     result, weights = results.read(run), results.read_tensors(run, results.WEIGHTS)
     if not weights:
-        again = rerun_command(result.config, run.resolve())
+        again = rerun_command(result.config, run)
         raise HoldfastError(f"{run} has no weights, so there is no model to export. To get them: {again}")
     return result, weights
 
