@@ -91,7 +91,7 @@ class Lines(Progress):
         self.bar_width = 16 if errors.width >= 100 else 8 if errors.width >= 80 else 0
         bar = [BarColumn(self.bar_width)] if self.bar_width else []
         columns = (name, *bar, share, *details, TimeRemainingColumn())
-        # Of lines that vanish, a file would get an empty one.
+        # In a file, lines that vanish would leave an empty line.
         hidden = transient and not errors.is_interactive
         super().__init__(*columns, console=errors, transient=transient, disable=hidden)
 
@@ -141,9 +141,9 @@ class RunLine:
         now = time.perf_counter()
         if self._before is None:
             # The clock starts after the first step, which includes preparations that happen only once. A resumed run
-            # starts with steps done, which say nothing about the speed. (A fraction is fine as a count.)
+            # starts with steps done, which say nothing about the speed.
             self._before, self._began = progress.step, now
-            self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
+            self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]  # a fraction works
         elif progress.step == self._step or self._evaluated:
             # That was an evaluation, or the making of the next task's data and a step. The final table counts neither
             # evaluations nor data; the step goes uncounted, too.

@@ -109,7 +109,7 @@ def lock(handle: int, *, wait: bool = True) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, of all that lock this folder. Without effect where `lock` is."""
+    """Let one process at a time into the block, of all that lock this folder. Without effect where `lock` has none."""
     if os.name != "posix":  # other systems cannot open folders
         yield
         return

@@ -94,7 +94,7 @@ def reproduce_command(
         if dry_run:
             _forecast(experiment, configs, known, jobs, device, missing, as_json=as_json)
             return
-        _get(missing, data)
+        _fetch(missing, data)
         summary = SweepSummary(there=configs)
         if not all(config in known for config in configs):
             options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or [], "until": until}
@@ -108,7 +108,7 @@ def reproduce_command(
         try:
             figures += [] if "://" in out else _draw(made, folder)
         finally:  # a folder that cannot be written to does not hide the table
-            tell_skipped([skipped for skipped in known.skipped if skipped not in known.unread], NAMED)
+            tell_skipped(known.skipped[len(known.unread) :], NAMED)  # what was found damaged since
             _show(made, summary, figures, as_json)
     _conclude(summary)
 
@@ -154,7 +154,7 @@ def _missing_data(
     return {name: found[name] for name in absent}
 
 
-def _get(missing: dict[str, list[str]], data: Path | None) -> None:
+def _fetch(missing: dict[str, list[str]], data: Path | None) -> None:
     """Fetch what is missing before the first run. What cannot be had is told once, all of it."""
     failed = {}
     with data_progress():
@@ -227,10 +227,10 @@ def _forecast(
         tell(f"missing: {name} (for {', '.join(users)}); 'holdfast data {name}' fetches it, and so does the first run")
 
 
-def _span(told: Forecast, missing: list[RunConfig]) -> str:
-    if not missing:
+def _span(told: Forecast, left: list[RunConfig]) -> str:
+    if not left:
         return "nothing to do"
-    if len(told.unknown) == len(missing):
+    if len(told.unknown) == len(left):
         return "not known"
     guess = "about " if told.guessed else ""
     return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")

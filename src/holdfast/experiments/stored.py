@@ -37,7 +37,7 @@ class Skipped(NamedTuple):
 
     @classmethod
     def made(cls, path: Path, reason: object) -> Skipped:
-        """With what cannot be shown spelled out; a name may be no text."""
+        """With unprintable characters spelled out: names of files may hold any bytes."""
         return cls(Path(_visible(path)), _visible(reason))
 
 
@@ -104,7 +104,7 @@ class Stored:
         """
         self.measures.update(measures)
         self.check()
-        with suppress(OSError):  # Somebody else's folder may be read-only, and they can be computed again.
+        with suppress(OSError):  # the folder may be read-only; the numbers can be computed again
             write_json(self.path.with_name(MEASURES_FILE), self.measures)
 
 
