@@ -95,10 +95,8 @@ def write_report(text: str, path: Path) -> Path:
 def write_figures(results: Results, folder: Path, experiment: str | None = None) -> list[Path]:
     """Every figure as SVG and PNG with the numbers behind it as CSV and JSON; returns the PNGs' paths."""
     made = _assess(results, experiment)
-    runs = [stored.result for stored in results]
-    if experiment:
-        runs = list({s.config: s.result for t in made for v in t.verdicts for s in v.stored}.values())
-    charts = [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
+    shown = [run for table in made for run in table.runs.values()] if experiment else [each.result for each in results]
+    charts = [chart for each in comparisons(shown) for chart in (*score_charts(each), *comparison_charts(each))]
     return _save(
         [chart for table in made for found in table_charts(table).values() for chart in found] + charts, folder
     )

@@ -204,8 +204,8 @@ def _ticks(places: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _matrices_chart(part: Table, group: str) -> Chart | None:
-    runs = {stored.config: stored.result for verdict in part.verdicts for stored in verdict.stored}
-    made = (matrix_chart(f"Accuracy matrices: {each.title}", heatmaps(each)) for each in comparisons(runs.values()))
+    found = comparisons(part.runs.values())
+    made = (matrix_chart(f"Accuracy matrices: {each.title}", heatmaps(each)) for each in found)
     return next(filter(None, made), None)  # a block is of one benchmark and buffer
 
 
