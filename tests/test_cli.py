@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from holdfast import results
 from holdfast.cli import app, main
+from holdfast.errors import HoldfastError
 from holdfast.regularizers import REGULARIZERS
 
 QUICK = ["--tasks", "2", "--set", "train_limit=300", "--device", "cpu"]
@@ -62,6 +63,19 @@ def test_a_result_that_is_there_is_shown_not_computed_again(holdfast):
     assert code == 0
     assert json.loads(out) == first
     assert "--force" in err
+
+
+def test_a_result_in_a_folder_that_cannot_be_written_is_shown(holdfast, monkeypatch):
+    """It was refused: nothing could be written there. Nothing has to be."""
+    assert holdfast("run", "rot-mnist", "mse", *QUICK)[0] == 0
+
+    def refuse(folder):
+        raise HoldfastError(f"nothing can be written to {folder}")
+
+    monkeypatch.setattr("holdfast.results.check_writable", refuse)
+    code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK)
+    assert (code, "accuracy (%)" in out, "already in" in err) == (0, True, True)
+    assert holdfast("run", "rot-mnist", "mse", *QUICK, "--force")[0] == 1
 
 
 def test_the_same_config_gives_the_same_numbers_again(holdfast):

@@ -286,6 +286,20 @@ def test_figures_are_written_beside_the_results(holdfast, tmp_path, small):
     assert "skipped" not in holdfast("small", "--seeds", "1")[2]  # figures are no results
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_figures_that_cannot_be_written_do_not_hide_the_table(holdfast, tmp_path, small, options):
+    """With results in a folder that is read-only, there was an error and no table."""
+    for cell in small.cells:
+        results.save(made_up(cell.config), tmp_path / "runs")
+    del EXPERIMENTS._entries["small"]
+    register(replace(small, figure="lines"))
+    (tmp_path / "runs" / "figures").write_text("a file in place of the folder")
+    code, out, err = holdfast("small", "--seeds", "1", *options)
+    assert code == 1
+    assert "the figure could not be written to runs/figures/small" in err
+    assert "30.0" in out
+
+
 def test_dry_run_writes_nothing_and_draws_nothing(holdfast, tmp_path, small):
     results.save(made_up(tiny()), tmp_path / "runs")
     assert holdfast("small", "--dry-run")[0] == 0

@@ -417,6 +417,23 @@ def test_a_result_without_timing_can_be_shown(tmp_path, monkeypatch, capsys):
     assert "80.00" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"protocol": 99}, "of protocol 99; this version computes protocol"),
+        ({"config": {**CONFIG.to_dict(), "lr": 9.0}}, "do not belong to its fingerprint"),
+        ({"config": {**CONFIG.to_dict(), "warmth": 3}}, "warmth. A newer version may know them"),
+    ],
+)
+def test_results_of_another_computation_or_version_are_refused(tmp_path, values, reason):
+    """Only a report refused them: of two results with one config, `analyze` took the one of another protocol."""
+    folder = save(result(), tmp_path)
+    path = folder / "result.json"
+    path.write_text(change(**values)(path.read_text("utf-8")), "utf-8")
+    with pytest.raises(HoldfastError, match=reason):
+        read(folder)
+
+
 def test_find_goes_by_fingerprint(tmp_path):
     other = CONFIG.change(seed=4)
     save(result(), tmp_path)

@@ -101,8 +101,8 @@ class RunConfig:
             raise UsageError(f"momentum must be less than 1, for instance 0.9, not {self.momentum}.")
         if self.momentum and self.optimizer != "sgd":
             raise UsageError(f"momentum belongs to sgd; {self.optimizer} has its own.")
-        object.__setattr__(self, "options", _sorted_numbers(self.options, "regularizer."))
-        object.__setattr__(self, "settings", _sorted_numbers(self.settings, ""))
+        object.__setattr__(self, "options", _sorted_pairs(self.options, "regularizer."))
+        object.__setattr__(self, "settings", _sorted_pairs(self.settings, ""))
         for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), list(known))
@@ -186,7 +186,7 @@ class RunConfig:
         """The config that `to_dict` described."""
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
-            raise UsageError(f"not settings of a run: {', '.join(sorted(unknown))}.")
+            raise UsageError(f"not settings of a run: {', '.join(sorted(unknown))}. A newer version may know them.")
         return cls(**values)
 
     @property
@@ -202,8 +202,11 @@ class RunConfig:
         return f"{self.benchmark} {self.method}{buffer}, seed {self.seed}"
 
 
-def _sorted_numbers(given: Any, prefix: str) -> tuple[tuple[str, Any], ...]:
-    """Pairs sorted by name, each number in one spelling; a number that is not finite raises."""
+def _sorted_pairs(given: Any, prefix: str) -> tuple[tuple[str, Any], ...]:
+    """Pairs sorted by name, each number in one spelling; a number that is not finite raises.
+
+    Options of a regularizer, which have a `prefix`, are floats; settings of a method, which have none, may be words.
+    """
     values = dict(given)
     for name, value in values.items():
         if isinstance(value, bool) or (isinstance(value, str) and not prefix):

@@ -91,7 +91,7 @@ class Lines(Progress):
         self.bar_width = 16 if errors.width >= 100 else 8 if errors.width >= 80 else 0
         bar = [BarColumn(self.bar_width)] if self.bar_width else []
         columns = (name, *bar, share, *details, TimeRemainingColumn())
-        # Of lines that vanish, a file would get an empty one.
+        # In a file, lines that vanish would leave an empty line.
         hidden = transient and not errors.is_interactive
         super().__init__(*columns, console=errors, transient=transient, disable=hidden)
 
@@ -132,18 +132,26 @@ class RunLine:
         percentage, time_left, gaps = 4, 8, len(bars.columns) - 1
         self._room = errors.width - len(title) - bars.bar_width - percentage - time_left - gaps
         self._shown = self._called = self._began = time.perf_counter()
-        self._before: int | None = None  # steps done when the clock began
+        self._before: int | None = None  # steps done when the clock began, and those not counted since
         self._step = 0
         self._evaluated = False  # whether the last call came after an evaluation
 
     def __call__(self, progress: training.Progress) -> None:
         """Show where the run stands, at most every REFRESH seconds."""
         now = time.perf_counter()
+        steps = self._count(progress, now)
+        if now - self._shown >= REFRESH or progress.fraction >= 1:
+            self._shown = now
+            seconds = max(now - self._began, 1e-9)
+            self._show(progress, f"{steps / seconds:,.0f} steps/s" if steps else "")
+
+    def _count(self, progress: training.Progress, now: float) -> int:
+        """The steps done since the clock began."""
         if self._before is None:
             # The clock starts after the first step, which includes preparations that happen only once. A resumed run
-            # starts with steps done, which say nothing about the speed. (A fraction is fine as a count.)
+            # starts with steps done, which say nothing about the speed.
             self._before, self._began = progress.step, now
-            self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]
+            self._bars.reset(self._line, completed=progress.fraction)  # type: ignore[arg-type]  # a fraction works
         elif progress.step == self._step or self._evaluated:
             # That was an evaluation, or the making of the next task's data and a step. The final table counts neither
             # evaluations nor data; the step goes uncounted, too.
@@ -151,18 +159,16 @@ class RunLine:
             self._began += now - self._called
         self._evaluated = progress.step == self._step
         self._step, self._called = progress.step, now
-        if now - self._shown < REFRESH and progress.fraction < 1:
-            return
-        self._shown = now
+        return progress.step - self._before
+
+    def _show(self, progress: training.Progress, speed: str) -> None:
+        """Update the line; a narrow terminal shows fewer details, so that none is cut short."""
         epochs = progress.config.epochs
         task = f"task {progress.task + 1}/{progress.stages}"
         epoch = f" epoch {progress.epoch + 1}/{epochs}" if epochs > 1 else ""
         terms = progress.losses or {}
-        steps = progress.step - self._before
-        speed = f"{steps / max(now - self._began, 1e-9):,.0f} steps/s" if steps else ""
         shown = {SHORT.get(term, term): value for term, value in terms.items() if value and term != "total"}
         losses = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
-        # A narrow terminal shows fewer details, so that none is cut short.
         where = next((text for text in (task + epoch, task) if len(text) <= self._room), "")
         room = self._room - len(where)
         speed = speed if len(speed) <= room else ""

@@ -4,13 +4,13 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-__all__ = ["flush", "lock", "locked", "read_regular", "remove_scratch", "replacing", "telling"]
+__all__ = ["flush", "lock", "locked", "read_regular", "remove_scratch", "replacing", "telling", "walked"]
 
 HOUR = 3600.0  # seconds; no file takes longer to write
 
@@ -32,6 +32,19 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError("it is not a regular file")
         return file.read(-1 if most is None else most)
+
+
+def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """What `os.walk` gives for all the folders, links followed; each folder once, since links may lead in circles."""
+    seen: set[str] = set()
+    for folder in folders:
+        for place, inside, names in os.walk(folder, followlinks=True):
+            real = os.path.realpath(place)
+            if real in seen:
+                inside.clear()
+            else:
+                seen.add(real)
+                yield Path(place), inside, names
 
 
 @contextmanager
@@ -96,7 +109,7 @@ def lock(handle: int, *, wait: bool = True) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, of all that lock this folder. Without effect where `lock` is."""
+    """Let one process at a time into the block, of all that lock this folder. Without effect where `lock` has none."""
     if os.name != "posix":  # other systems cannot open folders
         yield
         return

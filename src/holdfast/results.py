@@ -115,7 +115,12 @@ class RunResult:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """The result that `to_json` described, without its tensors; a ValueError for any other values."""
+        """The result that `to_json` described, without its tensors; a ValueError for any other values.
+
+        A HoldfastError for a result of another protocol, or of other settings than its fingerprint says.
+        """
+        if isinstance(values, dict) and values.get("protocol", PROTOCOL) != PROTOCOL:
+            raise HoldfastError(f"of protocol {values['protocol']}; this version computes protocol {PROTOCOL}")
         found: _ResultFile = validated(_ResultFile, values, "result")
         matrix = _percentages(found.accuracy_matrix, "accuracy_matrix")
         task_matrix = _percentages(found.task_il_matrix, "task_il_matrix")
@@ -124,6 +129,8 @@ class RunResult:
             raise ValueError("its matrices are not of one shape")
         if found.seconds < 0:
             raise ValueError(f"seconds is {found.seconds}")
+        if found.fingerprint != found.config.fingerprint:
+            raise HoldfastError("its settings do not belong to its fingerprint; it was edited or is of another version")
         return cls(found.config, matrix, task_matrix, untrained, float(found.seconds), found.timing, found.environment)
 
 
@@ -132,6 +139,7 @@ class _ResultFile:
     """What result.json must hold; its other entries follow from these. None stands for NaN."""
 
     config: RunConfig
+    fingerprint: str
     accuracy_matrix: list[list[float | None]]
     task_il_matrix: list[list[float | None]]
     untrained: list[float | None]
@@ -271,7 +279,7 @@ def read(folder: Path, *, tensors: bool = False) -> RunResult:
         result = RunResult.from_json(read_json(folder / RESULT))
     except FileNotFoundError:
         raise HoldfastError(f"{folder} holds no result: {RESULT} is missing.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HoldfastError) as error:
         raise HoldfastError(f"{folder / RESULT} is not a readable result: {str(error).rstrip('.')}.") from error
     if not tensors:
         return result

@@ -127,7 +127,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the run was that gave `state`; part of it may be taken over where it makes no sense."""
+        """Go to where the run was that gave `state`. If that makes no sense, this raises, halfway perhaps."""
         place: _Place = validated(_Place, state["progress"], "progress")
         if place.task >= self.progress.stages:
             raise ValueError(f"there is no task {place.task + 1}.")

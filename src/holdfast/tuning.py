@@ -233,7 +233,7 @@ def tune(
     if not config.validation:
         raise UsageError("tuning needs a validation split, for instance validation=0.1: test sets must not choose.")
     results.check_writable(out)
-    with _usual_errors(out):
+    with _database_errors(out):
         session = _Session(config, tuple(space), out, trials, watch)
         job = Job(out, data, device, tuple(plugins), Path.cwd())
         try:
@@ -429,7 +429,7 @@ def import_optuna() -> ModuleType:
 
 
 @contextmanager
-def _usual_errors(out: Path) -> Iterator[None]:
+def _database_errors(out: Path) -> Iterator[None]:
     """Errors of the database, as a sentence."""
     try:
         yield

@@ -123,6 +123,15 @@ def test_rerun_command_repeats_the_settings_of_a_method() -> None:
     assert "settings=" not in command
 
 
+def test_rerun_command_from_inside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said `--out .`, which makes the result a part of the old one."""
+    run = tmp_path / "runs" / "abc"
+    (run / "deeper").mkdir(parents=True)
+    for here, name in ((run, "."), (run / "deeper", "..")):
+        monkeypatch.chdir(here)
+        assert f" --out {run.parent} --force" in rerun_command(RunConfig.preset("rot-mnist", "er"), Path(name))
+
+
 def test_rerun_command_names_the_plugin_that_has_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     def nearest(current: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         return (current - stored).abs().amin()

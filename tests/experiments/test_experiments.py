@@ -137,3 +137,9 @@ def test_names():
         EXPERIMENTS["tabel1"]
     with pytest.raises(UsageError, match="registered already"):
         register(Experiment("table1", "again", "nowhere", "nothing.", ()))
+
+
+def test_a_figure_that_nobody_draws_is_refused():
+    """A slip of the finger was drawn as differences."""
+    with pytest.raises(UsageError, match="did you mean 'lines'"):
+        Experiment("typo", "Typo", "nowhere", "Nothing.", (), figure="linse")

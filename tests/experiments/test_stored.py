@@ -52,6 +52,20 @@ def test_first_folder_counts(out, store, tmp_path):
     assert load_results(other, out).get(CONFIG).path.name == "same.json"
 
 
+def test_links_to_results_are_followed(out, store, tmp_path):
+    """Only `run` and `analyze` followed them: a sweep said that the runs were there, and a report that none was."""
+    store(CONFIG)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / CONFIG.fingerprint).symlink_to(out / CONFIG.fingerprint)
+    (linked / "circle").symlink_to(linked)
+    (out / "notes.txt").write_text("")
+    (linked / "all").symlink_to(out)
+    found = load_results(linked)
+    assert [stored.config for stored in found] == [CONFIG]
+    assert [path.name for path, _ in found.skipped] == ["notes.txt"]
+
+
 def test_folder_that_is_not_there(tmp_path):
     assert len(load_results(tmp_path / "nowhere")) == 0
 

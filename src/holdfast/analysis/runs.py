@@ -1,11 +1,13 @@
 """A finished run -> what its files say about calibration, recency and robustness. Nothing is trained again."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +111,8 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
     own += [f"{name}={value}" for name, value in config.settings if (name, value) not in preset.settings]
     parts += [part for each in own for part in ("--set", each)]
     parts += [part for name in _plugins(config) for part in ("--plugin", name)]
-    return " ".join(map(quote, [*parts, "--out", str(folder.parent), "--force"]))
+    named = folder if folder.name.strip(".") else folder.resolve()  # the parent of "." would be "." itself
+    return " ".join(map(quote, [*parts, "--out", str(named.parent), "--force"]))
 
 
 def _plugins(config: RunConfig) -> list[str]:
@@ -144,38 +147,42 @@ def with_robustness(
     corrupted ones, also with other calls that are given the same `made`. A run without weights comes back with a note
     that says how to get them. `progress` is called after each evaluation, with counts over all runs.
     """
-    made = made or CorruptedImages()
-    there = [(run.folder / results.WEIGHTS).exists() for run in runs]
-    done, found = 0, []
-    for run, has_weights in zip(runs, there, strict=True):
-        if not has_weights:
+    total = sum((run.folder / results.WEIGHTS).exists() for run in runs)
+    done = itertools.count(1)
+
+    def advance(_: int, each: int, name: str) -> None:
+        if progress is not None:
+            progress(next(done), each * total, name)
+
+    options = {"severities": severities, "progress": advance, "made": made or CorruptedImages()}
+    found = []
+    for run in runs:
+        if weights := results.read_tensors(run.folder, results.WEIGHTS):
+            evaluated = _evaluate(run, weights, root, device, corruptions, **options)
+            found.append(replace(run, robustness=evaluated))
+        else:
             again = rerun_command(run.config, run.folder)
             note = f"{run.folder} has no weights: no robustness. To get them: {again}"
             found.append(replace(run, notes=(*run.notes, note)))
-            continue
-        model, benchmark = final_model(run.folder, run.config, results.read_tensors(run.folder, results.WEIGHTS), root)
-        classify = partial(predict, model.to(device), view=benchmark.normalize, precision=run.config.precision)
-        images, labels = exam_images(benchmark)
-        grey = images.ndim == 4 and images.shape[1] == 1
-
-        def advance(_: int, each: int, name: str) -> None:
-            nonlocal done
-            done += 1
-            if progress is not None:
-                progress(done, each * sum(there), name)
-
-        evaluated = robustness(
-            classify,
-            images.to(device),
-            labels.to(device),
-            [name for name in corruptions if not (grey and CORRUPTIONS[name].needs_colour)],
-            severities,
-            progress=advance,
-            published=None if benchmark.corruptible is None else root,
-            made=made,
-        )
-        found.append(replace(run, robustness=evaluated))
     return found
+
+
+def _evaluate(
+    run: RunAnalysis,
+    weights: Mapping[str, Tensor],
+    root: Path,
+    device: torch.device | str,
+    corruptions: Iterable[str],
+    **options: Any,
+) -> Robustness:
+    """What `robustness` says of a run's final model."""
+    model, benchmark = final_model(run.folder, run.config, weights, root)
+    classify = partial(predict, model.to(device), view=benchmark.normalize, precision=run.config.precision)
+    images, labels = exam_images(benchmark)
+    grey = images.ndim == 4 and images.shape[1] == 1
+    names = [name for name in corruptions if not (grey and CORRUPTIONS[name].needs_colour)]
+    published = None if benchmark.corruptible is None else root
+    return robustness(classify, images.to(device), labels.to(device), names, published=published, **options)
 
 
 def final_model(

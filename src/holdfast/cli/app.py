@@ -17,7 +17,7 @@ from holdfast.display import errors, replace_unknown_signs
 from holdfast.errors import HoldfastError
 from holdfast.plugins import import_plugins
 
-__all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "Seed", "app", "import_plugins", "main"]
+__all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "app", "import_plugins", "main"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -78,7 +78,6 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="Python module to import first; may be repeated.", metavar="MODULE"),
 ]
-Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 
 
 @app.callback(invoke_without_command=True)

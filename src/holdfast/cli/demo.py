@@ -7,7 +7,7 @@ import typer
 
 from holdfast import results
 from holdfast.analysis.comparisons import comparisons
-from holdfast.cli.app import Out, Seed, app
+from holdfast.cli.app import Out, app
 from holdfast.config import RunConfig
 from holdfast.display import output, show_runs, steps_per_second, table, tell
 from holdfast.report.charts import comparison_charts, score_charts
@@ -23,7 +23,7 @@ l2, mse: as er, and keep the answers to the stored samples consistent."""
 @app.command("demo")
 def demo_command(
     out: Out = Path("holdfast-demo"),
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
     tasks: Annotated[int, typer.Option(help="Number of tasks.", min=1)] = 10,
     train_limit: Annotated[int, typer.Option(help="Training images per task.", min=1)] = 25_600,
 ) -> None:

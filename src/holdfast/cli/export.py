@@ -6,14 +6,17 @@ from typing import Annotated
 
 import torch
 import typer
+from torch import Tensor
 
 from holdfast import results
 from holdfast.analysis.runs import final_model, rerun_command
+from holdfast.benchmarks import Benchmark
 from holdfast.cli.app import DataRoot, Json, Plugins, app, import_plugins
 from holdfast.data import data_root
 from holdfast.display import data_progress, output, table
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.export import FORMATS, export, format_of
+from holdfast.results import RunResult
 from holdfast.rng import generator
 
 SHOWN = 8  # file and model are compared on so many test images, and on as many random ones
@@ -44,22 +47,14 @@ def export_command(
     compared with those of the model.
     """
     import_plugins(plugin)
-    inside = [] if (run / results.RESULT).exists() else [file.parent for file in run.glob(f"[!.]*/{results.RESULT}")]
-    if inside:
-        raise UsageError(f"{run} is a folder of results ({len(inside)}): give one of them, for instance {min(inside)}.")
-    result, weights = results.read(run), results.read_tensors(run, results.WEIGHTS)
+    result, weights = _read(run)
     config = result.config
-    if not weights:
-        again = rerun_command(config, run.resolve())
-        raise HoldfastError(f"{run} has no weights, so there is no model to export. To get them: {again}")
     ending = FORMATS[format_of(Path(), format or "torch")]
     path = out or Path(f"{config.benchmark}-{config.method}-{config.fingerprint}{ending}")
     kind = format_of(path, format)
     with data_progress():
         model, benchmark = final_model(run, config, weights, data_root(data))
-    shown = benchmark.tasks[0].test.images[:SHOWN].cpu()
-    noise = torch.randint(0, 256, shown.shape, dtype=torch.uint8, generator=generator(config.seed, "export"))
-    images = torch.cat([shown, noise])
+    images = _examples(benchmark, config.seed)
     about = {"fingerprint": config.fingerprint, "config": config.to_dict(), "environment": result.environment}
     about["accuracy"] = result.to_json()["accuracy"]
     view = benchmark.normalize if normalization else None
@@ -79,3 +74,22 @@ def export_command(
     checked = f"{made.difference:.2g}" if made.difference is not None else "not compared: onnxruntime is not installed"
     rows = [*list(report.items())[:5], ("largest difference", checked)]
     output.print(table(config.title, ("", ""), rows))
+
+
+def _read(run: Path) -> tuple[RunResult, dict[str, Tensor]]:
+    """The result in the folder `run` and its weights; raises if there are none."""
+    inside = [] if (run / results.RESULT).exists() else [file.parent for file in run.glob(f"[!.]*/{results.RESULT}")]
+    if inside:
+        raise UsageError(f"{run} is a folder of results ({len(inside)}): give one of them, for instance {min(inside)}.")
+    result, weights = results.read(run), results.read_tensors(run, results.WEIGHTS)
+    if not weights:
+        again = rerun_command(result.config, run)
+        raise HoldfastError(f"{run} has no weights, so there is no model to export. To get them: {again}")
+    return result, weights
+
+
+def _examples(benchmark: Benchmark, seed: int) -> Tensor:
+    """Images on which file and model are compared: some of the first test set, and as many random ones."""
+    shown = benchmark.tasks[0].test.images[:SHOWN].cpu()
+    noise = torch.randint(0, 256, shown.shape, dtype=torch.uint8, generator=generator(seed, "export"))
+    return torch.cat([shown, noise])

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from holdfast import report
 from holdfast.analysis.findings import Findings
 from holdfast.cli.app import app
 from holdfast.display import tell, tell_skipped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import Results
+from holdfast.report.text import count
 
 NAMED = 10  # skipped files named at the terminal; the page names more
 ANALYZED = 100  # runs that are analyzed without being asked to, in about ten seconds
@@ -38,9 +40,6 @@ def report_command(
     ] = None,
 ) -> None:
     """Make one HTML page, or tables, from folders of results."""
-    from holdfast import report
-    from holdfast.report.text import count
-
     if analyses and format_ != "html":
         raise UsageError(f"--analyses adds to the html report; there is no place for them in --format {format_}.")
     results = report.gather(folders)
@@ -64,9 +63,6 @@ def report_command(
 
 def _analyses(folders: Sequence[Path], results: Results, wanted: bool | None) -> tuple[list[Findings], list[str]]:
     """The analyses that are stored, those of the logits if they are wanted, and what was refused."""
-    from holdfast import report
-    from holdfast.report.text import count
-
     found = report.gather_analyses(folders, results)
     runs = sum(stored.has_logits for stored in results)
     if wanted or (wanted is None and runs <= ANALYZED):

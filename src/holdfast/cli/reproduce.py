@@ -3,7 +3,8 @@
 import json
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,8 @@ from holdfast.config import RunConfig
 from holdfast.devices import choose_device
 from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
 from holdfast.errors import DataError, HoldfastError, UsageError
-from holdfast.experiments import ROBUSTNESS, Experiment, Results, Stored, Table, find_experiment, load_results
+from holdfast.experiments import Experiment, Results, Stored, Table, find_experiment, load_results
+from holdfast.experiments.measures import unmeasured
 from holdfast.registry import unknown_name
 from holdfast.report import write_table_figures
 from holdfast.report.tables import table_json
@@ -83,40 +85,51 @@ def reproduce_command(
         if not folder.is_dir():
             raise UsageError(f"--results {folder} is not a folder.")
     configs = experiment.configs(range(seeds))
-    with ExitStack() as stack:
-        until = None if minutes is None else time.monotonic() + 60 * minutes
-        folder, runner = _places(out, engine, address, jobs, device, until, stack)
-        known = load_results(folder, *(results or []))
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    with _folder_and_runner(out, engine, address, jobs, device, until) as (folder, runner):
+        sources = (folder, *(results or []))
+        known = load_results(*sources)
         tell_skipped(known.skipped, NAMED)
         missing = _missing_data(experiment, configs, known, data) if engine == "local" else {}
         if dry_run:
             _forecast(experiment, configs, known, jobs, device, missing, as_json=as_json)
             return
-        _get(missing, data)
+        _fetch(missing, data)
         summary = SweepSummary(there=configs)
         if not all(config in known for config in configs):
-            screen = SweepScreen(experiment.name, configs, folder, known, Rates(known, device))
             options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or [], "until": until}
-            with screen:
+            with SweepScreen(experiment.name, configs, folder, known, Rates(known, device)) as screen:
                 summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
-            known = load_results(folder, *(results or []))
+            known = load_results(*sources)
         if not summary.interrupted and not summary.out_of_time:
-            corrupted = CorruptedImages()
-            for run in _to_measure(experiment, configs, known):
-                with errors.status(f"{run.config.title}: corruptions ..."):
-                    experiments.measure_robustness(run, data=data, device=device, made=corrupted)
+            _measure(unmeasured(experiment, configs, known), data, device)
         made = experiments.assess(experiment, known, range(seeds))
-        figures = [] if "://" in out else _draw(made, folder)
-        tell_skipped([skipped for skipped in known.skipped if skipped not in known.unread], NAMED)
-        if as_json:
-            counts = {"done": len(summary.done), "there": len(summary.there), "failed": len(summary.failed)}
-            told = {**table_json(made), "runs": {**counts, "left": summary.left}, "figures": list(map(str, figures))}
-            print(json.dumps(told))
-        else:
-            show_table(made)
-        if figures:
-            tell(f"figures: {', '.join(path.name for path in figures)} in {figures[0].parent}")
+        figures: list[Path] = []
+        try:
+            figures += [] if "://" in out else _draw(made, folder)
+        finally:  # a folder that cannot be written to does not hide the table
+            tell_skipped(known.skipped[len(known.unread) :], NAMED)  # what was found damaged since
+            _show(made, summary, figures, as_json)
     _conclude(summary)
+
+
+def _measure(runs: list[Stored], data: Path | None, device: str) -> None:
+    """Test finished runs on corrupted images."""
+    corrupted = CorruptedImages()
+    for run in runs:
+        with errors.status(f"{run.config.title}: corruptions ..."):
+            experiments.measure_robustness(run, data=data, device=device, made=corrupted)
+
+
+def _show(made: Table, summary: SweepSummary, figures: list[Path], as_json: bool) -> None:
+    if as_json:
+        counts = {"done": len(summary.done), "there": len(summary.there), "failed": len(summary.failed)}
+        told = {**table_json(made), "runs": {**counts, "left": summary.left}, "figures": list(map(str, figures))}
+        print(json.dumps(told))
+    else:
+        show_table(made)
+    if figures:
+        tell(f"figures: {', '.join(path.name for path in figures)} in {figures[0].parent}")
 
 
 def _draw(made: Table, folder: Path) -> list[Path]:
@@ -132,7 +145,7 @@ def _missing_data(
 ) -> dict[str, list[str]]:
     """Data sets that are not there and would be needed, each with the benchmarks that read it."""
     wanted = [config for config in configs if config not in known]
-    wanted += [stored.config for stored in _to_measure(experiment, configs, known)]
+    wanted += [stored.config for stored in unmeasured(experiment, configs, known)]
     found: dict[str, list[str]] = {}
     for benchmark in dict.fromkeys(config.benchmark for config in wanted):
         for name in required_data(benchmark):
@@ -141,7 +154,7 @@ def _missing_data(
     return {name: found[name] for name in absent}
 
 
-def _get(missing: dict[str, list[str]], data: Path | None) -> None:
+def _fetch(missing: dict[str, list[str]], data: Path | None) -> None:
     """Fetch what is missing before the first run. What cannot be had is told once, all of it."""
     failed = {}
     with data_progress():
@@ -159,36 +172,26 @@ def _get(missing: dict[str, list[str]], data: Path | None) -> None:
         )
 
 
-def _places(
-    out: str,
-    engine: str,
-    address: str | None,
-    jobs: int | None,
-    device: str,
-    until: float | None,
-    stack: ExitStack,
-) -> tuple[Path, Runner]:
-    """The folder that results are read from, and the runner that carries out runs."""
+@contextmanager
+def _folder_and_runner(
+    out: str, engine: str, address: str | None, jobs: int | None, device: str, until: float | None
+) -> Iterator[tuple[Path, Runner]]:
+    """The folder that results are read from, and what carries out runs."""
     if engine == "local":
         if "://" in out:
             raise UsageError("--out can be an address only with --engine ray.")
-        return Path(out), local_runner(device, jobs, until)
+        yield Path(out), local_runner(device, jobs, until)
+        return
     from holdfast.sweep.cluster import RayRunner
     from holdfast.sweep.remote import Remote
 
     if "://" not in out:
-        return Path(out), RayRunner(address, jobs=jobs, device=device)
-    mirror = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-")))
-    remote = Remote(out, mirror)
-    remote.fetch()
-    return mirror, RayRunner(address, jobs=jobs, device=device, remote=remote)
-
-
-def _to_measure(experiment: Experiment, configs: list[RunConfig], known: Results) -> list[Stored]:
-    """The finished runs whose robustness is asked for and not known yet, without those where it cannot be read."""
-    robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
-    found = [known.get(config) for config in configs if config.change(seed=0) in robust]
-    return [run for run in found if run and not all(name in run.measures for name in ROBUSTNESS) and not run.damage]
+        yield Path(out), RayRunner(address, jobs=jobs, device=device)
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as mirror:
+        remote = Remote(out, Path(mirror))
+        remote.fetch()
+        yield Path(mirror), RayRunner(address, jobs=jobs, device=device, remote=remote)
 
 
 def _forecast(
@@ -224,10 +227,10 @@ def _forecast(
         tell(f"missing: {name} (for {', '.join(users)}); 'holdfast data {name}' fetches it, and so does the first run")
 
 
-def _span(told: Forecast, missing: list[RunConfig]) -> str:
-    if not missing:
+def _span(told: Forecast, left: list[RunConfig]) -> str:
+    if not left:
         return "nothing to do"
-    if len(told.unknown) == len(missing):
+    if len(told.unknown) == len(left):
         return "not known"
     guess = "about " if told.guessed else ""
     return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")

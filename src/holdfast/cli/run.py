@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.table import Table
 
@@ -73,22 +74,14 @@ def run_command(
     check_targets(log or [])
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "precision": precision}
     config = make_config(benchmark, method, given, set_ or [])
-    target = choose_device(device)
-    results.check_writable(out)
-    state, found, safe = checkpoint_path(out, config), None if force else results.find(out, config), True
+    target, state = choose_device(device), checkpoint_path(out, config)
+    found = None if force else results.find(out, config)
     if found is not None:
+        safe = True
         tell(f"already in {out / config.fingerprint}; --force runs it again")
     else:
-        if state.exists():
-            tell(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
-        if (expected := expected_seconds(config, target.type) or 0) > LONG:
-            where = "one core of a server" if target.type == "cpu" else "a large GPU"
-            tell(f"this run takes about {duration(expected)} on {where}" + ("" if resume else "; see --resume"))
-        if config.precision == "bfloat16" and lacks_bfloat16(target):
-            tell(
-                "this processor has no instructions for bfloat16: a step of a ResNet may take ten times as long as "
-                "with --precision float32, which is another run with numbers of its own"
-            )
+        results.check_writable(out)
+        _announce(config, target, state, resume)
         with data_progress():
             stream = make_benchmark(config, datasets.data_root(data), target)
         how: dict[str, Any] = {"device": device, "threads": threads, "every": checkpoint_every}
@@ -102,6 +95,20 @@ def run_command(
         output.print(_summary(found))
     if not safe:
         raise typer.Exit(1)
+
+
+def _announce(config: RunConfig, target: torch.device, state: Path, resume: bool) -> None:
+    """Say what to know before training begins."""
+    if state.exists():
+        tell(f"continuing from {state}" if resume else f"{state} has the state of this run: --resume continues it")
+    if (expected := expected_seconds(config, target.type) or 0) > LONG:
+        where = "one core of a server" if target.type == "cpu" else "a large GPU"
+        tell(f"this run takes about {duration(expected)} on {where}" + ("" if resume else "; see --resume"))
+    if config.precision == "bfloat16" and lacks_bfloat16(target):
+        tell(
+            "this processor has no instructions for bfloat16: a step of a ResNet may take ten times as long as "
+            "with --precision float32, which is another run with numbers of its own"
+        )
 
 
 def make_config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:

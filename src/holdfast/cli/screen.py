@@ -37,7 +37,7 @@ class SweepScreen(Lines):
         self._failed = 0
         self._means: dict[tuple[str, str, int | None], list[float]] = {}
         self._began = time.monotonic()
-        super().__init__()  # comes last: it already asks what is to be shown
+        super().__init__()  # last, as it already calls get_renderables
 
     def watch(self, event: Event) -> None:
         """Take in what happened."""

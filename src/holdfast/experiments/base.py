@@ -49,6 +49,8 @@ class Cell:
         return {**settings, "metric": self.metric, "row": self.row, "column": self.column}
 
 
+FIGURES = ("differences", "lines", "matrices", "gains", "reliability", "recency", "robustness")
+
 Derived = Mapping[str, Mapping[str, float]]
 """Column -> row -> number: what an experiment computes from its means."""
 
@@ -65,14 +67,17 @@ class Experiment:
     """One sentence: what is to be seen in it."""
     cells: tuple[Cell, ...]
     figure: str = "differences"
-    """How it is drawn: differences (ours minus published), lines (its columns or rows are ordered), matrices, gains,
-    reliability, recency or robustness."""
+    """How it is drawn, one of FIGURES: differences are ours minus published, lines take ordered columns or rows."""
     derive: Callable[[Table], Derived] | None = None
     """Numbers computed from the means, such as gains relative to ER; None where the cells say everything."""
     caveat: str = ""
     """What a reader must know before comparing ours with the published."""
     numbers: Mapping[str, str] = field(default_factory=dict)
     """Names by the paper's numbers, such as figure4, each with the condition of `select` for that part of the cells."""
+
+    def __post_init__(self) -> None:
+        if self.figure not in FIGURES:
+            raise unknown_name("figure", self.figure, list(FIGURES))
 
     def configs(self, seeds: Sequence[int] = SEEDS) -> list[RunConfig]:
         """Every run the experiment needs, each once (cells may share runs), seed by seed so that all cells fill."""

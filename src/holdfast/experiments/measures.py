@@ -1,6 +1,6 @@
 """The numbers that a finished run has, each with a name, a unit and the difference that does not matter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -9,13 +9,16 @@ from pathlib import Path
 
 from holdfast.analysis import CATEGORIES, SEVERITIES, CorruptedImages, Robustness
 from holdfast.analysis.runs import analyze_run, with_robustness
+from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.devices import choose_device
-from holdfast.experiments.stored import Stored
+from holdfast.experiments.base import Experiment
+from holdfast.experiments.stored import Results, Stored
 from holdfast.registry import Registry
 from holdfast.results import FROM_MATRICES
 
 __all__ = ["BY_CATEGORY", "MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
+__all__ += ["unmeasured"]
 
 BY_CATEGORY = {f"robust_{name}": name for name in CATEGORIES if name != "extra"}
 ROBUSTNESS = (*BY_CATEGORY, "mra")
@@ -79,6 +82,13 @@ for _measure in (
     Measure("mra", "mean robust accuracy (%)", POINTS, lambda _: nan),
 ):
     MEASURES.register(_measure.name, _measure.label)(_measure)
+
+
+def unmeasured(experiment: Experiment, configs: Iterable[RunConfig], known: Results) -> list[Stored]:
+    """The finished runs whose robustness is asked for and not known yet, without those where it cannot be read."""
+    robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
+    found = [known.get(config) for config in configs if config.change(seed=0) in robust]
+    return [run for run in found if run and not all(name in run.measures for name in ROBUSTNESS) and not run.damage]
 
 
 def measure_robustness(

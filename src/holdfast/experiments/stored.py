@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from typing import NamedTuple
 from holdfast import results
 from holdfast.analysis.findings import ANALYSIS
 from holdfast.analysis.runs import RunAnalysis, analyze_run
-from holdfast.config import PROTOCOL, RunConfig
+from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
+from holdfast.files import walked
 from holdfast.results import RunResult
 from holdfast.schema import read_json, validated, write_json
 
@@ -37,7 +37,7 @@ class Skipped(NamedTuple):
 
     @classmethod
     def made(cls, path: Path, reason: object) -> Skipped:
-        """With what cannot be shown spelled out; a name may be no text."""
+        """With unprintable characters spelled out: names of files may hold any bytes."""
         return cls(Path(_visible(path)), _visible(reason))
 
 
@@ -104,7 +104,7 @@ class Stored:
         """
         self.measures.update(measures)
         self.check()
-        with suppress(OSError):  # Somebody else's folder may be read-only, and they can be computed again.
+        with suppress(OSError):  # the folder may be read-only; the numbers can be computed again
             write_json(self.path.with_name(MEASURES_FILE), self.measures)
 
 
@@ -172,14 +172,13 @@ def load_results(*folders: Path) -> Results:
 
 def _files(folders: Iterable[Path]) -> Iterator[Path]:
     """Files worth a look, in the same order on every machine."""
-    for folder in folders:
-        for place, inside, names in os.walk(folder):
-            inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in OWN_FOLDERS)
-            of_figures = {f"{name.removesuffix('.svg')}.json" for name in names if name.endswith(".svg")}
-            for name in sorted(names):
-                ignored = name in OWN_FILES or name in of_figures or name.endswith(NOT_OURS_TO_READ)
-                if not (name.startswith(".") or ignored):
-                    yield Path(place, name)
+    for place, inside, names in walked(folders):
+        inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in OWN_FOLDERS)
+        of_figures = {f"{name.removesuffix('.svg')}.json" for name in names if name.endswith(".svg")}
+        for name in sorted(names):
+            ignored = name in OWN_FILES or name in of_figures or name.endswith(NOT_OURS_TO_READ)
+            if not (name.startswith(".") or ignored):
+                yield place / name
 
 
 def _read(path: Path) -> Stored:
@@ -187,15 +186,10 @@ def _read(path: Path) -> Stored:
         values = read_json(path)
         if not isinstance(values, dict) or "config" not in values or "accuracy_matrix" not in values:
             raise HoldfastError("not a result")
-        if values.get("protocol") != PROTOCOL:
-            raise HoldfastError(f"of protocol {values.get('protocol')}; this version computes protocol {PROTOCOL}")
         measures = validated(dict[str, float], values.get("measures", {}), "measures")
-        stored = Stored(RunResult.from_json(values), path, measures)
+        return Stored(RunResult.from_json(values), path, measures)
     except (OSError, ValueError) as error:
         raise HoldfastError(f"damaged: {error}") from None
-    if values.get("fingerprint") != stored.config.fingerprint:
-        raise HoldfastError("its settings do not belong to its fingerprint; it was edited or is of another version")
-    return stored
 
 
 def _visible(text: object) -> str:

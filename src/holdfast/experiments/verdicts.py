@@ -38,12 +38,14 @@ from typing import Literal, NamedTuple
 
 from holdfast.analysis.claims import Claim, Place, check_claims
 from holdfast.analysis.comparisons import REPLAY
+from holdfast.config import RunConfig
 from holdfast.experiments.base import Cell, Derived, Experiment
 from holdfast.experiments.measures import MEASURES, Measure
 from holdfast.experiments.published import PUBLISHED_RUNS, Published
 from holdfast.experiments.statistics import kendall_tau, sign_test, student_t
 from holdfast.experiments.stored import Results, Stored
 from holdfast.metrics import mean_std
+from holdfast.results import RunResult
 
 __all__ = ["JUDGED", "Lean", "Rank", "Status", "Table", "Verdict", "assess", "claims", "difference_interval", "judge"]
 
@@ -166,6 +168,11 @@ class Table:
     def filled(self) -> list[str]:
         """Blocks with at least one result."""
         return list(dict.fromkeys(verdict.cell.group for verdict in self.verdicts if verdict.n))
+
+    @cached_property
+    def runs(self) -> dict[RunConfig, RunResult]:
+        """The results behind the cells, each once: cells may share runs."""
+        return {stored.config: stored.result for verdict in self.verdicts for stored in verdict.stored}
 
     def part(self, group: str, *, missing: bool = False) -> Table:
         """One block, without columns that have no result, and without such rows unless `missing`."""

@@ -12,7 +12,7 @@ from holdfast.analysis.comparisons import comparisons
 from holdfast.analysis.findings import ANALYSIS, Findings, read_findings
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.experiments import EXPERIMENTS, Results, Table, assess, find_experiment, load_results
-from holdfast.files import replacing, telling
+from holdfast.files import replacing, telling, walked
 from holdfast.registry import unknown_name
 from holdfast.report.analyses import analyze_alike, distinct
 from holdfast.report.charts import Chart, comparison_charts, score_charts, table_charts
@@ -48,7 +48,7 @@ def gather(folders: Sequence[Path]) -> Results:
 def gather_analyses(folders: Sequence[Path], results: Results) -> list[Findings]:
     """What `holdfast analyze` wrote below the folders; damaged files join those that `results` skipped."""
     found: list[Findings] = []
-    for path in sorted(path for folder in folders for path in folder.rglob(ANALYSIS)):
+    for path in sorted(place / ANALYSIS for place, _, names in walked(folders) if ANALYSIS in names):
         try:
             found += read_findings(path)
         except HoldfastError as error:
@@ -95,10 +95,8 @@ def write_report(text: str, path: Path) -> Path:
 def write_figures(results: Results, folder: Path, experiment: str | None = None) -> list[Path]:
     """Every figure as SVG and PNG with the numbers behind it as CSV and JSON; returns the PNGs' paths."""
     made = _assess(results, experiment)
-    runs = [stored.result for stored in results]
-    if experiment:
-        runs = list({s.config: s.result for t in made for v in t.verdicts for s in v.stored}.values())
-    charts = [chart for each in comparisons(runs) for chart in (*score_charts(each), *comparison_charts(each))]
+    shown = [run for table in made for run in table.runs.values()] if experiment else [each.result for each in results]
+    charts = [chart for each in comparisons(shown) for chart in (*score_charts(each), *comparison_charts(each))]
     return _save(
         [chart for table in made for found in table_charts(table).values() for chart in found] + charts, folder
     )

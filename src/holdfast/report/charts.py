@@ -121,6 +121,7 @@ def score_charts(comparison: Comparison) -> list[Chart]:
 def table_charts(table: Table) -> dict[str, list[Chart]]:
     """The figures of an experiment, by block with results: of the kind that it asks for. One number has no figure."""
     kinds = {
+        "differences": (_dot_chart,),
         "lines": (_profile_chart,),
         "matrices": (_matrices_chart,),
         "gains": (_gains_chart,),
@@ -128,7 +129,7 @@ def table_charts(table: Table) -> dict[str, list[Chart]]:
         "recency": (_recency_chart,),
         "robustness": (_robustness_chart,),
     }
-    makers = kinds.get(table.experiment.figure, (_dot_chart,))
+    makers = kinds[table.experiment.figure]
     parts = {group: table.part(group) for group in table.filled}
     made = {group: [make(part, group) for make in makers] for group, part in parts.items()}
     return {group: [chart for chart in charts if chart is not None] for group, charts in made.items()}
@@ -143,7 +144,7 @@ def _means(part: Table, group: str) -> dict[str, list[float]]:
 def _dot_chart(part: Table, group: str) -> Chart | None:
     """A panel for each column of a few cells: ours minus published, or ours where nothing was published.
 
-    The numbers stand in the table, so that they are not written beside the dots.
+    The numbers stand in the table, so they are not repeated beside the dots.
     """
     panels: dict[str, list[Dot]] = {}
     bands: dict[str, float] = {}
@@ -203,8 +204,8 @@ def _ticks(places: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _matrices_chart(part: Table, group: str) -> Chart | None:
-    runs = {stored.config: stored.result for verdict in part.verdicts for stored in verdict.stored}
-    made = (matrix_chart(f"Accuracy matrices: {each.title}", heatmaps(each)) for each in comparisons(runs.values()))
+    found = comparisons(part.runs.values())
+    made = (matrix_chart(f"Accuracy matrices: {each.title}", heatmaps(each)) for each in found)
     return next(filter(None, made), None)  # a block is of one benchmark and buffer
 
 

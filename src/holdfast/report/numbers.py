@@ -1,4 +1,4 @@
-"""Numbers on their way out: rows under named columns, as CSV and JSON; among them every run and how it came about."""
+"""Tables of numbers for files, as CSV and JSON; one of them has every run and how it came about."""
 
 import csv
 import io

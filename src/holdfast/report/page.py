@@ -194,9 +194,8 @@ def _evidence(
 
 def _run_charts(table: Table, drawn: list[set[RunConfig]], figures: set[str]) -> list[Chart]:
     """The figures of an experiment's runs that are not `drawn` yet and not among the titles of `figures`."""
-    runs = {stored.config: stored.result for verdict in table.verdicts for stored in verdict.stored}
     charts = []
-    for comparison in comparisons(runs.values()):
+    for comparison in comparisons(table.runs.values()):
         own = {run.config for variant in comparison.variants for run in variant.results}
         if not any(own <= others for others in drawn):
             drawn.append(own)
@@ -218,7 +217,7 @@ def _numbers(table: Table, group: str | None = None) -> set[Number]:
 
 def _other_sections(runs: Sequence[RunResult], tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     """Runs that are part of no experiment shown."""
-    used = {stored.config for table in tables for verdict in table.verdicts for stored in verdict.stored}
+    used = {config for table in tables for config in table.runs}
     others = comparisons(run for run in runs if run.config not in used)
     if not others:
         return []

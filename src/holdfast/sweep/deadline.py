@@ -35,7 +35,7 @@ class Deadline:
         self._lengths: list[float] = []
         """Steps of every run so far, from its beginning to its end."""
         self._seconds: float | None = None
-        """Time of a step in a large fleet, whichever run's it is."""
+        """Seconds that a step takes in a large fleet, from one step of any run to the next; None until measured."""
         self._counted, self._since = 0, monotonic()
         self.waiting: frozenset[Hashable] = frozenset()
         """The runs that wait."""

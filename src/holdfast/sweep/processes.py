@@ -39,7 +39,7 @@ class _Worker:
         self.config: RunConfig | None = None
 
     def tell(self, config: RunConfig | None) -> None:
-        """Have it carry out a run; with None, leave its run, unless it has just finished it."""
+        """Ask it to carry out a run; None asks it to abandon the one it has, which may have ended by then."""
         self.config = config or self.config
         with suppress(OSError):  # it is dead; `news` reports that
             self.pipe.send(config)
@@ -71,7 +71,7 @@ class ProcessRunner:
 
     def request_stop(self) -> None:
         """Let every run finish its step and write its state; KeyboardInterrupt follows, between two pieces of news."""
-        self._stopping = True  # an exception here could hit whoever takes the news in the middle of writing it down
+        self._stopping = True  # an exception raised here could interrupt `emit` while it records an event
 
     def __call__(self, configs: Iterator[RunConfig | None], job: Job, emit: Emit) -> None:
         """See `Runner`."""
@@ -82,7 +82,7 @@ class ProcessRunner:
             return not self._stopping and self._has_room([worker.config for worker in workers if worker.config])
 
         def start(config: RunConfig) -> None:
-            if self._stopping:  # since it was told that this run starts
+            if self._stopping:  # the signal came while `emit` was told that this run starts
                 return
             idle = next((worker for worker in workers if worker.config is None), None)
             if idle is None:

@@ -141,24 +141,36 @@ def draw_dots(
     with blank(names + sum(texts) + len(panels) * wide, top + tall + bottom, title, grid="x") as figure:
         for number, (what, dots) in enumerate(panels.items()):
             panel = add_panel(figure, (names + number * wide + sum(texts[:number]), top, wide, tall))
-            for dot in dots:
-                _draw_dot(panel, dot, rows.index(dot.label), styles[dot.label])
+            panel.locator_params(axis="x", nbins=4 if len(panels) == 1 else 3)  # before the limits, which depend on it
+            _draw_rows(panel, dots, rows, styles, (bands or {}).get(what), from_zero)
             panel.set_yticks(range(len(rows)), [short[label] if number == 0 else "" for label in rows])
-            panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
-            if from_zero:
-                panel.update_datalim([(0.0, 0.0)])  # before the margins, which then are a share of the way from zero
-            panel.margins(x=0.08)
-            panel.locator_params(axis="x", nbins=4 if len(panels) == 1 else 3)
-            if bands and what in bands:
-                _draw_band(panel, dots, bands[what], rows)
-            if panel.get_xlim()[0] <= 0 <= panel.get_xlim()[1]:
-                panel.axvline(0, color=INK["muted"], linewidth=0.9)
-            panel.set_ylim(len(rows) - 0.4, -0.6)
             panel.set_xlabel(axis)
             panel.set_title(heads[number], fontsize=10, color=INK["muted"])
         if note:
             add_note(figure, note, left=names)
     return figure
+
+
+def _draw_rows(
+    panel: Axes,
+    dots: Sequence[Dot],
+    rows: Sequence[str],
+    styles: Mapping[str, Style],
+    band: float | None,
+    from_zero: bool,
+) -> None:
+    """The dots of a panel, each in its row, the band to either side of 0, and the line at 0."""
+    for dot in dots:
+        _draw_dot(panel, dot, rows.index(dot.label), styles[dot.label])
+    panel.tick_params(axis="y", length=0, labelcolor=INK["ink"])
+    if from_zero:
+        panel.update_datalim([(0.0, 0.0)])  # before the margins, which then are a share of the way from zero
+    panel.margins(x=0.08)
+    if band is not None:
+        _draw_band(panel, dots, band, rows)
+    if panel.get_xlim()[0] <= 0 <= panel.get_xlim()[1]:
+        panel.axvline(0, color=INK["muted"], linewidth=0.9)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
 
 
 def _draw_band(panel: Axes, dots: Sequence[Dot], band: float, rows: Sequence[str]) -> None:
