@@ -169,6 +169,7 @@ class Ballast(ReplayLearner):
             return self.losses_alone(x, y)
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         labels, sizes = [y, drawn.y], [rows(y), rows(drawn.y)]
+        learned = [torch.cat(labels)]
         view = self.view(x, drawn.x)
         keep_mode(self.model, self.average, *([] if self.teacher is None else [self.teacher]))
         # Each network gets images of its own: it may work in place on them.
@@ -177,23 +178,23 @@ class Ballast(ReplayLearner):
         taught = view if self.teacher is None else transform(torch.clone, view)
         images = [view]
         if self.turned is not None:
-            turned, classes = turn_images(view, torch.cat(labels), len(self.seen), self.angles)
+            turned, classes = turn_images(view, learned[0], len(self.seen), self.angles)
             images.append(turned)
+            learned.append(classes)
         (outputs, now, *others), features = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
             consistency = consistency + self.hold_features * self._apart(features, taught, sizes)
-        counted: dict[int, Tensor] = {}
-        current, replay = self.entropies([outputs, now], labels, counted)
+        current, replay = self.entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), features[sum(sizes) :])
-            terms["turned"] = self._turned_loss(every, classes, sizes, counted)
+            terms["turned"] = self._turned_loss(every, classes, sizes)
             total = total + self.turn * terms["turned"]
-        return Losses(total, offer=offer, kept=counted, **terms)
+        return Losses(total, offer=offer, kept=learned, **terms)
 
     def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """The outputs for each part of a view and, if they are needed, the features of all, (rows, D)."""
@@ -228,16 +229,16 @@ class Ballast(ReplayLearner):
 
         return answer
 
-    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int], counted: dict[int, Tensor]) -> Tensor:
+    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int]) -> Tensor:
         """Cross-entropy of the turned images, weighed as that of the others: alpha for those of the draw."""
-        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes), counted)
+        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
         return observed + self.alpha * replayed
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer, remember its classes, and let the averages follow the network."""
         super().commit(losses)
         if losses.offer is not None:
-            self.entropies.commit(losses.offer.y, losses.kept or {})
+            self.entropies.commit(losses.offer.y, losses.kept or ())
         self.updates += 1
         self._follow(self.average, self.decay)
         if self.teacher is not None:
