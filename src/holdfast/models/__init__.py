@@ -17,6 +17,7 @@ from holdfast.models.networks import (
     preferred_threads,
     seen_by,
 )
+from holdfast.models.undo import way_back
 
 __all__ = [
     "MLP",
@@ -36,4 +37,5 @@ __all__ = [
     "last_layer",
     "preferred_threads",
     "seen_by",
+    "way_back",
 ]
