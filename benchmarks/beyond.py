@@ -40,8 +40,7 @@ from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.averages import follow
 from holdfast.learners.ballast import Ballast
-from holdfast.learners.fairness import NEVER
-from holdfast.learners.losses import Losses
+from holdfast.learners.losses import NEVER, Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.turned import turn_images

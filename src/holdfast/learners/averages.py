@@ -7,7 +7,7 @@ from holdfast.errors import UsageError
 from holdfast.models import copied
 from holdfast.pure import pure
 
-__all__ = ["averaged", "follow", "keep_mode"]
+__all__ = ["averaged", "follow", "keep_mode", "pace"]
 
 
 def averaged(model: nn.Module) -> nn.Module:
@@ -22,10 +22,21 @@ def averaged(model: nn.Module) -> nn.Module:
 
 
 def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
-    """Let all parts of the averages be in the mode of the model's, whatever their last use has left them in."""
+    """Put each part of the averages into training or evaluation mode, as the same part of the model is.
+
+    A test of an average, for instance, may have left it in another mode.
+    """
     for theirs, *parts in zip(model.modules(), *(each.modules() for each in averages), strict=True):
         for mine in parts:
             mine.training = theirs.training
+
+
+def pace(updates: Tensor, decay: float) -> Tensor:
+    """The share of the distance to the network that an average moves: 1 - decay, but at first 1 / (updates + 1).
+
+    So it begins as the mean of all networks so far.
+    """
+    return 1 - (1 - 1 / (updates + 1)).clamp(max=decay)
 
 
 @torch.no_grad()

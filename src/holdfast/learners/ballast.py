@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.averages import averaged, follow, keep_mode
+from holdfast.learners.averages import averaged, follow, keep_mode, pace
 from holdfast.learners.fairness import FairEntropy
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
@@ -240,16 +240,12 @@ class Ballast(ReplayLearner):
         if losses.offer is not None:
             self.entropies.commit(losses.offer.y, losses.kept or ())
         self.updates += 1
-        self._follow(self.average, self.decay)
+        share = pace(self.updates, self.decay)
+        follow(self.average, self.model, share)
         if self.teacher is not None:
-            self._follow(self.teacher, self.teacher_decay)
-        if self.at_all_angles is not None:
-            self._follow(self.at_all_angles.turned, self.decay, self.turned)
-
-    def _follow(self, average: nn.Module, decay: float, network: nn.Module | None = None) -> None:
-        """Move an average towards the network, or another one; at first as the mean of all networks so far."""
-        limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
-        follow(average, network or self.model, 1 - limit)
+            follow(self.teacher, self.model, pace(self.updates, self.teacher_decay))
+        if self.turned is not None and self.at_all_angles is not None:
+            follow(self.at_all_angles.turned, self.turned, share)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """With what cross-entropy remembers, the teacher, and the layer for turned classes and its average, if any."""

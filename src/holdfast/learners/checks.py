@@ -1,9 +1,10 @@
-"""What a learner checks: its model and optimiser, minibatches, labels, losses; each sentence says what to do."""
+"""What a learner checks: its model and optimiser, minibatches, labels, tasks, losses; each sentence says what to do."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
 __all__ = [
+    "check_begun",
     "check_loss",
     "check_minibatch",
     "check_model",
     "largest_label",
+    "named_classes",
     "warn_of_alike_views",
     "warn_of_eval_mode",
     "why_not_computed",
@@ -170,6 +173,20 @@ def largest_label(y: Tensor, positions: bool) -> int:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
+
+
+def named_classes(classes: Iterable[int], outputs: int) -> list[int]:
+    """The classes of a task, each of which must name an output."""
+    numbers = [int(each) for each in classes]
+    if wrong := [each for each in numbers if not 0 <= each < outputs]:
+        raise UsageError(f"begin_task: the model has outputs 0..{outputs - 1}, and none for {wrong[0]}.")
+    return numbers
+
+
+def check_begun(learner: Learner, seen: Tensor, y: Tensor) -> None:
+    """Labels must be of classes that `begin_task` has named: those `seen`."""
+    if learner.validate and not bool(seen[y].all()):
+        learner.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))
 
 
 def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

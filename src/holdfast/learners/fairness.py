@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
+from holdfast.learners.losses import NEVER
 from holdfast.learners.options import check_shares, check_weights
 
 __all__ = ["FairEntropy"]
-
-NEVER = -1e9
-"""An output that leaves its class no probability; not infinite, as 0 times infinity is NaN."""
 
 
 class FairEntropy:
