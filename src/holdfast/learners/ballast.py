@@ -21,19 +21,16 @@ from holdfast.learners.averages import averaged, follow, keep_mode, pace
 from holdfast.learners.fairness import FairEntropy
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_choice, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.learners.turned import AtAllAngles, TurnedClasses, turn_images
 from holdfast.methods import LEARNERS
 from holdfast.models import GroupedForward, count_outputs, last_layer, seen_by
 from holdfast.nested import Nested, concat, rows, split, transform
-from holdfast.registry import unknown_name
 from holdfast.rng import generator
 
 __all__ = ["Ballast"]
 
-TARGETS = ("average", "stored")
-LOOKS = ("once", "angles")
 TEACHER = 0.9995
 """How slowly the teacher moves if nothing else is said."""
 
@@ -105,23 +102,11 @@ class Ballast(ReplayLearner):
         super().__init__(model, optimizer, **shared)
         check_weights(alpha=alpha, beta=beta, hold_features=hold_features, turn=turn)
         check_shares(decay=decay, teacher=teacher)
-        for name, value, known in (("target", target, TARGETS), ("looks", looks, LOOKS)):
-            if value not in known:
-                raise unknown_name(name, value, list(known))
-        if self.loss is not None:
-            raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
-        if hold_features and not beta:
-            raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
-        if teacher != TEACHER and not hold_features:
-            raise UsageError(f"teacher belongs to hold_features: give both, or set teacher={TEACHER}.")
-        if turn and self.ranks is not None:
-            raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
-        if looks == "angles" and not turn:
-            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
-        if looks == "angles" and (self.call is not None or self.take_outputs is not None):
-            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
+        check_choice(("average", "stored"), target=target)
+        check_choice(("once", "angles"), looks=looks)
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.hold_features, self.teacher_decay, self.turn = hold_features, teacher, turn
+        self.hold_features, self.teacher_decay, self.turn, self.looks = hold_features, teacher, turn, looks
+        self._check_together()
         self.entropies = FairEntropy(
             count_outputs(self.model),
             self.device,
@@ -134,7 +119,7 @@ class Ballast(ReplayLearner):
         self.average = averaged(self.model)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.teacher = deepcopy(self.average) if hold_features else None
-        self._teach = None if self.teacher is None else GroupedForward(self.teacher)
+        self._teacher_groups = None if self.teacher is None else GroupedForward(self.teacher)
         self.turned = TurnedClasses(self.model) if turn else None
         self.angles = generator(self.seed, "angles", self.device)
         if self.turned is not None:
@@ -143,7 +128,22 @@ class Ballast(ReplayLearner):
         self.at_all_angles = AtAllAngles(self.average) if looks == "angles" else None
         # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
         plain = inspect.unwrap(self.network)
-        self._plain = getattr(plain, "_orig_mod", plain)
+        self._uncompiled = getattr(plain, "_orig_mod", plain)
+
+    def _check_together(self) -> None:
+        """Refuse options that do nothing, or that cannot be heeded, beside the others."""
+        if self.loss is not None:
+            raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
+        if self.hold_features and not self.beta:
+            raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
+        if self.teacher_decay != TEACHER and not self.hold_features:
+            raise UsageError(f"teacher belongs to hold_features: give both, or set teacher={TEACHER}.")
+        if self.turn and self.ranks is not None:
+            raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
+        if self.looks == "angles" and not self.turn:
+            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
+        if self.looks == "angles" and (self.call is not None or self.take_outputs is not None):
+            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
 
     @property
     def seen(self) -> Tensor:
@@ -201,15 +201,15 @@ class Ballast(ReplayLearner):
         if self.teacher is None and self.turned is None:
             return self.forward_parts(view, sizes), torch.empty(0)
         features: list[Tensor] = []
-        outputs = self.forward_parts(view, sizes, network=self._noting(self._plain, features))
+        outputs = self.forward_parts(view, sizes, network=self._noting(self._uncompiled, features))
         return outputs, _last(features, sizes)
 
     def _apart(self, features: Tensor, view: Nested, sizes: Sequence[int]) -> Tensor:
         """How far the features of a view are turned away from the teacher's: 1 - cosine."""
-        assert self._teach is not None
+        assert self._teacher_groups is not None
         taught: list[Tensor] = []
         with torch.no_grad(), self.autocast():
-            self._teach(view, sizes, self._noting(self._teach.model, taught))
+            self._teacher_groups(view, sizes, self._noting(self._teacher_groups.model, taught))
         cosines = F.cosine_similarity(features[: sum(sizes)], _last(taught, sizes))
         return torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
 
@@ -264,7 +264,7 @@ class Ballast(ReplayLearner):
 
 
 def _last(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """The features (rows, D) of minibatches of these sizes, without those of a pass before them that was taken back."""
+    """The features (rows, D) of minibatches of these sizes: the last ones, as `GroupedForward` may repeat a pass."""
     found = list(features)
     while sum(map(len, found)) > sum(sizes):
         del found[0]
