@@ -28,7 +28,8 @@ def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
     """
     for theirs, *parts in zip(model.modules(), *(each.modules() for each in averages), strict=True):
         for mine in parts:
-            mine.training = theirs.training
+            if mine.training != theirs.training:  # to set an attribute of a module takes long
+                mine.training = theirs.training
 
 
 def pace(updates: Tensor, decay: float) -> Tensor:

@@ -29,7 +29,7 @@ from holdfast.learners.saving import load_state, networks_of, state_of, without_
 from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward, by_keywords, is_pretrained
 from holdfast.nested import Nested, concat, rows, transform
-from holdfast.ranks import Ranks
+from holdfast.ranks import Meeting, Ranks
 from holdfast.rng import generator as seeded_generator
 
 if TYPE_CHECKING:
@@ -331,9 +331,9 @@ class Learner:
         """Raise `error` from within `compute_losses`; the learner is as it was before the step."""
         self._transaction.refuse(error)
 
-    def together(self, action: str) -> AbstractContextManager[object]:
+    def together(self, action: str) -> AbstractContextManager[Meeting]:
         """What fails inside on one rank fails on all of them."""
-        return nullcontext() if self.ranks is None else self.ranks.together(action)
+        return nullcontext(Meeting()) if self.ranks is None else self.ranks.together(action)
 
     # --- what a method may add ---------------------------------------------------------------------------------------
 

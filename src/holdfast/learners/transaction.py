@@ -90,14 +90,11 @@ class Transaction:
         learner = self.learner
         if not learner.validate:
             return self._receive(x, y)
-        if learner.ranks is None:
+        with learner.together("take a minibatch") as meeting:
             x, y = self._receive(x, y)
-        else:
-            with learner.ranks.together("take a minibatch") as meeting:
-                x, y = self._receive(x, y)
-                meeting.count = int(self._unsure)
-            # All ranks make a copy if one does: generators that go in step are rolled back on all ranks or on none.
-            self._unsure = any(meeting.counts)
+            meeting.count = int(self._unsure)
+        # All ranks make a copy if one does: generators that go in step are rolled back on all ranks or on none.
+        self._unsure = self._unsure or any(meeting.counts)
         if not self._knows_view:
             self._knows_view = True
             warn_of_alike_views(learner, x, y)

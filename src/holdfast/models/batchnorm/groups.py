@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
+from holdfast.models.anatomy import way_back
 from holdfast.models.batchnorm import fused
-from holdfast.models.undo import way_back
 from holdfast.nested import Nested, split, transform
 from holdfast.rng import global_generators
 
