@@ -1,4 +1,4 @@
-"""Averages of a network that follow it slowly, for the methods that compare it with one or evaluate one."""
+"""Averages of a network, which follow it slowly: methods compare the network with them, or evaluate them."""
 
 import torch
 from torch import Tensor, nn

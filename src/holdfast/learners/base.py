@@ -78,9 +78,9 @@ class Learner:
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     learns_mixtures: ClassVar[bool] = False
-    """Whether `augment` may change targets: the method calls `show`, and compares outputs with nothing but them."""
+    """Whether `augment` may change targets, as mixup does: the method uses those that `show` gives, and no others."""
     takes_positions: ClassVar[bool] = False
-    """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
+    """Whether a sample may have classes at many positions: the method leaves outputs to `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
     passes: tuple[tuple[int, int], ...] = ((1, 1),)

@@ -38,7 +38,7 @@ EXAMPLE = "torch.optim.SGD(model.parameters(), lr=0.1)"
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """A model whose layers have shapes and numbers, and an optimiser that updates them, as far as it tells."""
+    """Raise unless layers of the model have shapes and numbers, and the optimiser, as far as it tells, updates them."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module, not {_kind(model)}.")
     if isinstance(optimizer, type) or not (hasattr(optimizer, "step") and hasattr(optimizer, "zero_grad")):
@@ -124,7 +124,7 @@ def why_not_computed(first: str, view: Nested, model: nn.Module) -> str:
 
 
 def check_minibatch(learner: Learner, x: Nested, y: Nested) -> None:
-    """As many targets as inputs, and at least one. Tensors hold their numbers; those to be stored are not sparse."""
+    """Raise unless there are inputs and as many targets, in tensors with numbers; those to be stored are not sparse."""
     count = rows(x)
     if count == 0:
         raise UsageError("a minibatch must have at least one sample.")
@@ -140,7 +140,7 @@ def check_minibatch(learner: Learner, x: Nested, y: Nested) -> None:
 
 
 def _check_labels(y: Nested, count: int, positions: bool) -> None:
-    """Labels are whole numbers, one for each of `count` samples, or with `positions` one for each position."""
+    """Raise unless labels are whole numbers: one for each of `count` samples, or with `positions` for each position."""
     if not isinstance(y, Tensor):
         raise UsageError(f"labels must be a tensor, not of type {type(y).__name__}; torch.as_tensor makes one.")
     if y.shape[:1] != (count,) or (y.dim() != 1 and not positions):

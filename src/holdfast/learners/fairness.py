@@ -25,7 +25,7 @@ class FairEntropy:
     recall: the share of the counts of earlier steps that is added to those of a step.
 
     Outputs are (B, C), or (B, 4 C) where a class at each of four angles is a class of its own: class c at angle k is
-    c + k * C. It weighs what c does, it is absent where c is, and it has counts of its own.
+    c + k * C. It has the class weight of c and is absent where c is, but it is counted by itself.
     """
 
     def __init__(

@@ -180,7 +180,7 @@ class PlainSgd:
         """Move every parameter against its gradient."""
         moved = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         if moved:
-            parameters, gradients = ([each[place] for each in moved] for place in (0, 1))
+            parameters, gradients = (list(each) for each in zip(*moved, strict=True))
             self._move(parameters, decayed(gradients, parameters, self.weight_decay))
 
     def _move(self, parameters: list[Tensor], directions: list[Tensor]) -> None:

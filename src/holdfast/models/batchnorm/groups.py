@@ -229,7 +229,7 @@ class GroupedForward:
         # More than one if parts of the model were converted one by one.
         self.groups = {norm.groups for norm in self.grouped}
         self._fusible: bool | None = None
-        """False for a model of these two kinds; None until a pass has shown it."""
+        """Whether one pass is enough; None until a pass in which minibatches matter has shown it."""
 
     @property
     def needless(self) -> bool:
