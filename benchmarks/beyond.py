@@ -40,8 +40,7 @@ from holdfast.experiments import condensed, load_results
 from holdfast.learners import settings_for, settings_of
 from holdfast.learners.averages import follow
 from holdfast.learners.ballast import Ballast
-from holdfast.learners.fairness import NEVER
-from holdfast.learners.losses import Losses
+from holdfast.learners.losses import NEVER, Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.turned import turn_images
@@ -177,7 +176,7 @@ class Candidate(Ballast):
         drawn = self.buffer._draw(self.buffer._storage.read(slots))
         sizes = [rows(y), rows(drawn.y)]
         observed, replayed = split(self.view(x, drawn.x), sizes)
-        labels, then = drawn.y, drawn.logits
+        labels, then, learned = drawn.y, drawn.logits, [torch.cat([y, drawn.y])]
         if self.decay:  # the average sees every draw: its BatchNorm statistics come from there
             averaged = self._answers(replayed)
             if self.refresh:
@@ -197,8 +196,9 @@ class Candidate(Ballast):
         else:
             images = [concat([observed, replayed])]
             if self.turned is not None:
-                turned, classes = turn_images(images[0], torch.cat([y, drawn.y]), len(self.seen), self.angles)
+                turned, classes = turn_images(images[0], learned[0], len(self.seen), self.angles)
                 images.append(turned)
+                learned.append(classes)
             (outputs, now, *others), found = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
@@ -219,7 +219,7 @@ class Candidate(Ballast):
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), found[sum(sizes) :])
             total = total + self.turn * self._turned_loss(every, classes, sizes)
-        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer, kept=learned)
 
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The outputs for a minibatch and a draw, and supervised contrast between each and a second view of it."""

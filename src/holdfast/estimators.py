@@ -3,7 +3,7 @@
 Needs the extra `sklearn`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Signature, signature
 from operator import itemgetter
@@ -236,14 +236,14 @@ class _ReplayEstimator(BaseEstimator):
         weight = _check_sample_weight(given, x.numpy(), dtype=np.float32, copy=True, ensure_non_negative=True)
         return torch.from_numpy(weight)
 
-    def _batches(self, count: int) -> Iterator[Tensor]:
+    def _batches(self, count: int) -> list[Tensor]:
         size = self._positive("batch_size")
         rows = torch.randperm(count, generator=self._order)
         # BatchNorm cannot learn from one sample: a single sample that is left over joins the last minibatch.
         whole = count - 1 if count % size == 1 and count > 1 else count
         parts = list(torch.split(rows[:whole], size))
         parts[-1] = torch.cat([parts[-1], rows[whole:]])
-        return iter(parts)
+        return parts
 
     def _answers(self, X: ArrayLike) -> Tensor:
         """The network's outputs (n, outputs)."""

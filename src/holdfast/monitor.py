@@ -272,7 +272,7 @@ class ForgettingMonitor:
     def _tensor(self, value: Any) -> Any:
         """The numbers of an array or a DataFrame as a tensor, floats in the model's type; anything else as it is.
 
-        Of unsigned types, PyTorch compares only bytes with other whole numbers.
+        Unsigned numbers wider than a byte become int64: PyTorch cannot compare them with other whole numbers.
         """
         value = value.to_numpy() if hasattr(value, "to_numpy") else value
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":

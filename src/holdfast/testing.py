@@ -139,7 +139,7 @@ def check_learner(learner: type[Learner], config: RunConfig | None = None) -> No
     step returns finite `Losses` without gradient, changes the model, leaves the minibatch and torch's global generator
     alone, never waits for the device (unless the class says `capturable = False`), and changes nothing of the learner
     but tensors: a captured step would freeze anything else. A buffer stores samples as they came, whole. Every setting
-    makes a difference to somebody who reads it. The same seeds give the same weights, and so does a learner that
+    is read somewhere in the class. The same seeds give the same weights, and so does a learner that
     continues from a saved state. `wrap` makes a network for the weights of the evaluated one. Losses come from
     `network`, of which an engine may train a copy in bfloat16, unless the class says `uses_parameters = True`. `config`
     are the settings to make it from, if the default does not suit.

@@ -38,9 +38,9 @@ class Plan(NamedTuple):
     lengths: list[int] | None
     """How many positions each of those has, where samples differ in length."""
     filled: int
-    """How many holes they fill."""
+    """How many of these slots are holes: empty since their samples were forgotten."""
     before: tuple[int, int]
-    """What the buffer had counted when the plan was made: samples offered, and holes."""
+    """The buffer's counts when the plan was made: samples offered, and holes."""
     generator: Tensor
     """The state that its generator had."""
 

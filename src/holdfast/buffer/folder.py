@@ -369,7 +369,7 @@ class Folder(OwnedFolder):
         return super()._in_place() and all(file.in_place() for file in (self._stamps, *self._files))
 
     def _use(self, layout: Layout, files: list[RowFile]) -> None:
-        """Let these be the columns, with no checksums yet."""
+        """Read and write these files from now on, one for each column; the rows have no checksums yet."""
         self._reserved = self._reserved if layout == self.layout else 0
         self._files, self.layout = files, layout
         self._sums = numpy.zeros((len(layout), self.capacity), numpy.int32)

@@ -74,7 +74,7 @@ def place(uniforms: Tensor, seen: Tensor, capacity: int, horizon: int | None = N
 
 @pure
 def window(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
-    """The same for a sliding window, which holds the last `capacity` samples: the n-th goes to slot n % capacity."""
+    """The slots, as `place` gives them, of a window of the last `capacity` samples: n % capacity for the n-th."""
     order = torch.arange(uniforms.shape[0], device=uniforms.device)
     return torch.where(order < len(order) - capacity, capacity, (seen + order) % capacity)
 
@@ -329,7 +329,6 @@ class Reservoir:
         logits = self._storage.layout.get("logits")
         if not self._offered or logits is None or next(n for n in logits.shape if n != ANY) >= outputs:
             return  # a folder that was opened again may be ahead of the model
-
         self._storage.change("logits", lambda old: widened(old, outputs))
 
     def state_dict(self) -> dict[str, Any]:

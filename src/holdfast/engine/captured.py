@@ -47,9 +47,8 @@ class CapturedEngine(Engine):
         *,
         batch_size: int,
         compiled: bool,
-        interval: int = 250,
     ) -> None:
-        super().__init__(learner, device, interval=interval)
+        super().__init__(learner, device, interval=250)
         extra = [each for each in learner.extra_state().values() if isinstance(each, torch.Generator)]
         self._generators = [*generators, *extra]
         self._batch_size = batch_size

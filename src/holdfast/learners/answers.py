@@ -32,9 +32,10 @@ class Answers:
     def compare(
         self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
     ) -> tuple[Tensor, Tensor]:
-        """Outputs as they are now and as they were; with positions, (rows, classes) each, of those that are `counted`.
+        """The outputs of a draw as they are now, and as they were stored.
 
-        `kind` is what the regularizer compares, see `holdfast.regularizers.compares`.
+        With positions, both are (rows, classes), with a row for each position that is `counted`. `kind` is what the
+        regularizer compares, see `holdfast.regularizers.compares`.
         """
         raise NotImplementedError
 

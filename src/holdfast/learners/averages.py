@@ -1,4 +1,4 @@
-"""Averages of a network that follow it slowly, for the methods that compare it with one or evaluate one."""
+"""Averages of a network, which follow it slowly: methods compare the network with them, or evaluate them."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from holdfast.errors import UsageError
 from holdfast.models import copied
 from holdfast.pure import pure
 
-__all__ = ["averaged", "follow", "keep_mode"]
+__all__ = ["averaged", "follow", "keep_mode", "pace"]
 
 
 def averaged(model: nn.Module) -> nn.Module:
@@ -22,10 +22,22 @@ def averaged(model: nn.Module) -> nn.Module:
 
 
 def keep_mode(model: nn.Module, *averages: nn.Module) -> None:
-    """Let all parts of the averages be in the mode of the model's, whatever their last use has left them in."""
+    """Put each part of the averages into training or evaluation mode, as the same part of the model is.
+
+    A test of an average, for instance, may have left it in another mode.
+    """
     for theirs, *parts in zip(model.modules(), *(each.modules() for each in averages), strict=True):
         for mine in parts:
-            mine.training = theirs.training
+            if mine.training != theirs.training:  # to set an attribute of a module takes long
+                mine.training = theirs.training
+
+
+def pace(updates: Tensor, decay: float) -> Tensor:
+    """The share of the distance to the network that an average moves: 1 - decay, but at first 1 / (updates + 1).
+
+    So it begins as the mean of all networks so far.
+    """
+    return 1 - (1 - 1 / (updates + 1)).clamp(max=decay)
 
 
 @torch.no_grad()
@@ -39,7 +51,8 @@ def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
             theirs.append(fast)
         elif fast.is_floating_point():  # frozen: what is equal stays equal, what was frozen later has a way to go
             slow.lerp_(fast, weight.to(slow.dtype))
-    _move(mine, theirs, weight)
+    if mine:
+        _move(mine, theirs, weight)
 
 
 @pure

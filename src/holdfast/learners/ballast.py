@@ -17,23 +17,20 @@ from torch.nn import functional as F
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.averages import averaged, follow, keep_mode
+from holdfast.learners.averages import averaged, follow, keep_mode, pace
 from holdfast.learners.fairness import FairEntropy
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, adopt
-from holdfast.learners.options import ReplayOptions, check_shares, check_weights
+from holdfast.learners.options import ReplayOptions, check_choice, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.learners.turned import AtAllAngles, TurnedClasses, turn_images
 from holdfast.methods import LEARNERS
 from holdfast.models import GroupedForward, count_outputs, last_layer, seen_by
 from holdfast.nested import Nested, concat, rows, split, transform
-from holdfast.registry import unknown_name
 from holdfast.rng import generator
 
 __all__ = ["Ballast"]
 
-TARGETS = ("average", "stored")
-LOOKS = ("once", "angles")
 TEACHER = 0.9995
 """How slowly the teacher moves if nothing else is said."""
 
@@ -105,23 +102,11 @@ class Ballast(ReplayLearner):
         super().__init__(model, optimizer, **shared)
         check_weights(alpha=alpha, beta=beta, hold_features=hold_features, turn=turn)
         check_shares(decay=decay, teacher=teacher)
-        for name, value, known in (("target", target, TARGETS), ("looks", looks, LOOKS)):
-            if value not in known:
-                raise unknown_name(name, value, list(known))
-        if self.loss is not None:
-            raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
-        if hold_features and not beta:
-            raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
-        if teacher != TEACHER and not hold_features:
-            raise UsageError(f"teacher belongs to hold_features: give both, or set teacher={TEACHER}.")
-        if turn and self.ranks is not None:
-            raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
-        if looks == "angles" and not turn:
-            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
-        if looks == "angles" and (self.call is not None or self.take_outputs is not None):
-            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
+        check_choice(("average", "stored"), target=target)
+        check_choice(("once", "angles"), looks=looks)
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.hold_features, self.teacher_decay, self.turn = hold_features, teacher, turn
+        self.hold_features, self.teacher_decay, self.turn, self.looks = hold_features, teacher, turn, looks
+        self._check_together()
         self.entropies = FairEntropy(
             count_outputs(self.model),
             self.device,
@@ -134,7 +119,7 @@ class Ballast(ReplayLearner):
         self.average = averaged(self.model)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.teacher = deepcopy(self.average) if hold_features else None
-        self._teach = None if self.teacher is None else GroupedForward(self.teacher)
+        self._teacher_groups = None if self.teacher is None else GroupedForward(self.teacher)
         self.turned = TurnedClasses(self.model) if turn else None
         self.angles = generator(self.seed, "angles", self.device)
         if self.turned is not None:
@@ -143,7 +128,22 @@ class Ballast(ReplayLearner):
         self.at_all_angles = AtAllAngles(self.average) if looks == "angles" else None
         # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
         plain = inspect.unwrap(self.network)
-        self._plain = getattr(plain, "_orig_mod", plain)
+        self._uncompiled = getattr(plain, "_orig_mod", plain)
+
+    def _check_together(self) -> None:
+        """Refuse options that do nothing, or that cannot be heeded, beside the others."""
+        if self.loss is not None:
+            raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
+        if self.hold_features and not self.beta:
+            raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
+        if self.teacher_decay != TEACHER and not self.hold_features:
+            raise UsageError(f"teacher belongs to hold_features: give both, or set teacher={TEACHER}.")
+        if self.turn and self.ranks is not None:
+            raise UsageError("turn has a layer of its own, which several ranks would train apart: leave it out.")
+        if self.looks == "angles" and not self.turn:
+            raise UsageError('looks="angles" needs outputs for turned classes: give turn.')
+        if self.looks == "angles" and (self.call is not None or self.take_outputs is not None):
+            raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
 
     @property
     def seen(self) -> Tensor:
@@ -169,6 +169,7 @@ class Ballast(ReplayLearner):
             return self.losses_alone(x, y)
         x, y, (drawn,) = self.align(x, y, self.draw(y))
         labels, sizes = [y, drawn.y], [rows(y), rows(drawn.y)]
+        learned = [torch.cat(labels)]
         view = self.view(x, drawn.x)
         keep_mode(self.model, self.average, *([] if self.teacher is None else [self.teacher]))
         # Each network gets images of its own: it may work in place on them.
@@ -177,38 +178,38 @@ class Ballast(ReplayLearner):
         taught = view if self.teacher is None else transform(torch.clone, view)
         images = [view]
         if self.turned is not None:
-            turned, classes = turn_images(view, torch.cat(labels), len(self.seen), self.angles)
+            turned, classes = turn_images(view, learned[0], len(self.seen), self.angles)
             images.append(turned)
+            learned.append(classes)
         (outputs, now, *others), features = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
             consistency = consistency + self.hold_features * self._apart(features, taught, sizes)
-        counted: dict[int, Tensor] = {}
-        current, replay = self.entropies([outputs, now], labels, counted)
+        current, replay = self.entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), features[sum(sizes) :])
-            terms["turned"] = self._turned_loss(every, classes, sizes, counted)
+            terms["turned"] = self._turned_loss(every, classes, sizes)
             total = total + self.turn * terms["turned"]
-        return Losses(total, offer=offer, kept=counted, **terms)
+        return Losses(total, offer=offer, kept=learned, **terms)
 
     def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """The outputs for each part of a view and, if they are needed, the features of all, (rows, D)."""
         if self.teacher is None and self.turned is None:
             return self.forward_parts(view, sizes), torch.empty(0)
         features: list[Tensor] = []
-        outputs = self.forward_parts(view, sizes, network=self._noting(self._plain, features))
+        outputs = self.forward_parts(view, sizes, network=self._noting(self._uncompiled, features))
         return outputs, _last(features, sizes)
 
     def _apart(self, features: Tensor, view: Nested, sizes: Sequence[int]) -> Tensor:
         """How far the features of a view are turned away from the teacher's: 1 - cosine."""
-        assert self._teach is not None
+        assert self._teacher_groups is not None
         taught: list[Tensor] = []
         with torch.no_grad(), self.autocast():
-            self._teach(view, sizes, self._noting(self._teach.model, taught))
+            self._teacher_groups(view, sizes, self._noting(self._teacher_groups.model, taught))
         cosines = F.cosine_similarity(features[: sum(sizes)], _last(taught, sizes))
         return torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
 
@@ -228,27 +229,23 @@ class Ballast(ReplayLearner):
 
         return answer
 
-    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int], counted: dict[int, Tensor]) -> Tensor:
+    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int]) -> Tensor:
         """Cross-entropy of the turned images, weighed as that of the others: alpha for those of the draw."""
-        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes), counted)
+        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
         return observed + self.alpha * replayed
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer, remember its classes, and let the averages follow the network."""
         super().commit(losses)
         if losses.offer is not None:
-            self.entropies.commit(losses.offer.y, losses.kept or {})
+            self.entropies.commit(losses.offer.y, losses.kept or ())
         self.updates += 1
-        self._follow(self.average, self.decay)
+        share = pace(self.updates, self.decay)
+        follow(self.average, self.model, share)
         if self.teacher is not None:
-            self._follow(self.teacher, self.teacher_decay)
-        if self.at_all_angles is not None:
-            self._follow(self.at_all_angles.turned, self.decay, self.turned)
-
-    def _follow(self, average: nn.Module, decay: float, network: nn.Module | None = None) -> None:
-        """Move an average towards the network, or another one; at first as the mean of all networks so far."""
-        limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
-        follow(average, network or self.model, 1 - limit)
+            follow(self.teacher, self.model, pace(self.updates, self.teacher_decay))
+        if self.turned is not None and self.at_all_angles is not None:
+            follow(self.at_all_angles.turned, self.turned, share)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
         """With what cross-entropy remembers, the teacher, and the layer for turned classes and its average, if any."""
@@ -267,7 +264,7 @@ class Ballast(ReplayLearner):
 
 
 def _last(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """The features (rows, D) of minibatches of these sizes, without those of a pass before them that was taken back."""
+    """The features (rows, D) of minibatches of these sizes: the last ones, as `GroupedForward` may repeat a pass."""
     found = list(features)
     while sum(map(len, found)) > sum(sizes):
         del found[0]

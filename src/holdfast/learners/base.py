@@ -22,14 +22,14 @@ from holdfast.errors import CheckpointError, HoldfastError, TrainingError, Usage
 from holdfast.learners.checks import check_model
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
-from holdfast.learners.optimizers import ByUpdates, Optimizer, clip_gradients, forget_gradients, gradients_of
+from holdfast.learners.optimizers import Optimizer, clip_gradients, fitting, forget_gradients, gradients_of
 from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete
 from holdfast.learners.positions import Positions
 from holdfast.learners.saving import load_state, networks_of, state_of, without_frozen
 from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward, by_keywords, is_pretrained
 from holdfast.nested import Nested, concat, rows, transform
-from holdfast.ranks import Ranks
+from holdfast.ranks import Meeting, Ranks
 from holdfast.rng import generator as seeded_generator
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ class Learner:
     all_at_once: ClassVar[bool] = False
     """Whether runs give this learner all tasks' data at once."""
     learns_mixtures: ClassVar[bool] = False
-    """Whether `augment` may change targets: the method calls `show`, and compares outputs with nothing but them."""
+    """Whether `augment` may change targets, as mixup does: the method uses those that `show` gives, and no others."""
     takes_positions: ClassVar[bool] = False
-    """Whether a sample may have classes at many positions: of outputs, the method needs `criterion` and `compare`."""
+    """Whether a sample may have classes at many positions: the method leaves outputs to `criterion` and `compare`."""
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
     passes: tuple[tuple[int, int], ...] = ((1, 1),)
-    """Minibatches in a pass through the network, and groups that BatchNorm makes of them, for every kind of pass in its
-    steps. A GPU's kernels for them are compiled while a run is set up; others are compiled when they are needed."""
+    """The kinds of passes that its steps make through the network: (minibatches in the pass, groups that BatchNorm
+    makes of them). A GPU's kernels for these are compiled while a run is set up, others when they are needed."""
     own_state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that `extra_state` gives: modules, tensors and generators of the method."""
     buffer: Reservoir | None = None
@@ -113,13 +113,8 @@ class Learner:
         """Whether `augment` gets and returns targets as well."""
         self.loss, self.clip, self.seed, self.validate = given["loss"], given["clip"], given["seed"], given["validate"]
         self.precision = given["precision"]
-        weights = given["class_weights"]
-        self.class_weights = None if weights is None else check_class_weights(weights, self.device)
-        scheduler = given["scheduler"]
-        self.scheduler = ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
-        scheduled = getattr(scheduler, "optimizer", optimizer)
-        if isinstance(scheduled, torch.optim.Optimizer) and scheduled is not optimizer:
-            raise UsageError("the scheduler was made for another optimiser than this learner's: make it for this one.")
+        self.class_weights = check_class_weights(given["class_weights"], self.device)
+        self.scheduler = fitting(given["scheduler"], optimizer)
         # ReduceLROnPlateau, for instance, wants to be told the loss.
         self._schedules_by_loss = self.scheduler is not None and "metrics" in signature(self.scheduler.step).parameters
         if given["head"] is not None and self.ranks is not None:
@@ -336,9 +331,9 @@ class Learner:
         """Raise `error` from within `compute_losses`; the learner is as it was before the step."""
         self._transaction.refuse(error)
 
-    def together(self, action: str) -> AbstractContextManager[object]:
+    def together(self, action: str) -> AbstractContextManager[Meeting]:
         """What fails inside on one rank fails on all of them."""
-        return nullcontext() if self.ranks is None else self.ranks.together(action)
+        return nullcontext(Meeting()) if self.ranks is None else self.ranks.together(action)
 
     # --- what a method may add ---------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
-"""What a learner checks: its model and optimiser, minibatches, labels, losses; each sentence says what to do."""
+"""What a learner checks: its model and optimiser, minibatches, labels, tasks, losses; each sentence says what to do."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
 __all__ = [
+    "check_begun",
     "check_loss",
     "check_minibatch",
     "check_model",
     "largest_label",
+    "named_classes",
     "warn_of_alike_views",
     "warn_of_eval_mode",
     "why_not_computed",
@@ -35,7 +38,7 @@ EXAMPLE = "torch.optim.SGD(model.parameters(), lr=0.1)"
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """A model whose layers have shapes and numbers, and an optimiser that updates them, as far as it tells."""
+    """Raise unless layers of the model have shapes and numbers, and the optimiser, as far as it tells, updates them."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module, not {_kind(model)}.")
     if isinstance(optimizer, type) or not (hasattr(optimizer, "step") and hasattr(optimizer, "zero_grad")):
@@ -121,7 +124,7 @@ def why_not_computed(first: str, view: Nested, model: nn.Module) -> str:
 
 
 def check_minibatch(learner: Learner, x: Nested, y: Nested) -> None:
-    """As many targets as inputs, and at least one. Tensors hold their numbers; those to be stored are not sparse."""
+    """Raise unless there are inputs and as many targets, in tensors with numbers; those to be stored are not sparse."""
     count = rows(x)
     if count == 0:
         raise UsageError("a minibatch must have at least one sample.")
@@ -137,7 +140,7 @@ def check_minibatch(learner: Learner, x: Nested, y: Nested) -> None:
 
 
 def _check_labels(y: Nested, count: int, positions: bool) -> None:
-    """Labels are whole numbers, one for each of `count` samples, or with `positions` one for each position."""
+    """Raise unless labels are whole numbers: one for each of `count` samples, or with `positions` for each position."""
     if not isinstance(y, Tensor):
         raise UsageError(f"labels must be a tensor, not of type {type(y).__name__}; torch.as_tensor makes one.")
     if y.shape[:1] != (count,) or (y.dim() != 1 and not positions):
@@ -170,6 +173,20 @@ def largest_label(y: Tensor, positions: bool) -> int:
         label = low + 2**64 if y.dtype == torch.uint64 else low
         raise UsageError(f"label {label} names no output of the model: they are counted from 0.")
     return int(high)
+
+
+def named_classes(classes: Iterable[int], outputs: int) -> list[int]:
+    """The classes of a task, each of which must name an output."""
+    numbers = [int(each) for each in classes]
+    if wrong := [each for each in numbers if not 0 <= each < outputs]:
+        raise UsageError(f"begin_task: the model has outputs 0..{outputs - 1}, and none for {wrong[0]}.")
+    return numbers
+
+
+def check_begun(learner: Learner, seen: Tensor, y: Tensor) -> None:
+    """Labels must be of classes that `begin_task` has named: those `seen`."""
+    if learner.validate and not bool(seen[y].all()):
+        learner.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))
 
 
 def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None) -> None:

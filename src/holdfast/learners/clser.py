@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
-from holdfast.learners.averages import averaged, follow, keep_mode
+from holdfast.learners.averages import averaged, follow, keep_mode, pace
 from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
@@ -100,9 +100,8 @@ class ClsEr(ReplayLearner):
         self.updates += 1
         chances = torch.rand(2, generator=self.generator, device=self.device)
         for chance, (name, (decay, rate)) in zip(chances.unbind(), self.averages.items(), strict=True):
-            limit = (1 - 1 / (self.updates + 1)).clamp(max=decay)
             # A weight of 0 in place of a branch: a captured step always executes the same operations.
-            follow(getattr(self, name), self.model, torch.where(chance < rate, 1 - limit, 0.0))
+            follow(getattr(self, name), self.model, torch.where(chance < rate, pace(self.updates, decay), 0.0))
 
     def evaluated(self) -> nn.Module:
         """The stable average."""

@@ -15,7 +15,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.answers import TopK
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
-from holdfast.learners.options import ReplayOptions, check_sizes, check_weights
+from holdfast.learners.options import ReplayOptions, check_choice, check_sizes, check_weights
 from holdfast.learners.positions import Positions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
@@ -83,8 +83,7 @@ class ConsistencyReplay(ReplayLearner):
         if consistency_size is not None and self.replay is not None:
             raise UsageError("replay says how many samples are drawn for both terms: leave out consistency_size.")
         self.alpha, self.beta, self.consistency_size = alpha, beta, consistency_size
-        if batchnorm not in ("apart", "together"):
-            raise unknown_name("batchnorm", batchnorm, ["apart", "together"])
+        check_choice(("apart", "together"), batchnorm=batchnorm)
         self.batchnorm = batchnorm
         several = batchnorm == "apart" and not self._groups.fused
         # DistributedDataParallel overwrites the other ranks' buffers with the first rank's before every pass. Those of

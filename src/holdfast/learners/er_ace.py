@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import UsageError
-from holdfast.learners.losses import Losses
+from holdfast.learners.losses import NEVER, Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.learners.replay import ReplayLearner
@@ -51,7 +51,7 @@ class AsymmetricReplay(ReplayLearner):
         outputs, replayed = self.forward_groups(x, drawn.x)
         self.check_labels(y, outputs)
         absent = self.seen.index_fill(0, y, False)
-        current = self.criterion(outputs.masked_fill(absent, -1e9), y)
+        current = self.criterion(outputs.masked_fill(absent, NEVER), y)
         replay = self.criterion(replayed, drawn.y)
         return Losses(current + replay, current=current, replay=replay, offer=self.offer(x, y, outputs))
 

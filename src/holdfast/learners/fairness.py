@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
+from holdfast.learners.losses import NEVER
 from holdfast.learners.options import check_shares, check_weights
 
 __all__ = ["FairEntropy"]
-
-NEVER = -1e9
-"""An output that leaves its class no probability; not infinite, as 0 times infinity is NaN."""
 
 
 class FairEntropy:
@@ -27,7 +25,7 @@ class FairEntropy:
     recall: the share of the counts of earlier steps that is added to those of a step.
 
     Outputs are (B, C), or (B, 4 C) where a class at each of four angles is a class of its own: class c at angle k is
-    c + k * C. It weighs what c does, it is absent where c is, and it has counts of its own.
+    c + k * C. It has the class weight of c and is absent where c is, but it is counted by itself.
     """
 
     def __init__(
@@ -54,16 +52,13 @@ class FairEntropy:
         self.recalled = {size: torch.zeros(size, device=device) for size in sizes}
         """Counts of earlier steps, by the number of outputs."""
 
-    def __call__(self, outputs: Sequence[Tensor], labels: Sequence[Tensor], counted: dict[int, Tensor]) -> list[Tensor]:
-        """The cross-entropy of each of the two, given their outputs and labels.
-
-        The counts of the step are added to `counted`, by the number of outputs, for `commit`.
-        """
+    def __call__(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+        """The cross-entropy of each of the two, given their outputs and labels."""
         observed, drawn = outputs
         if self.asymmetric:
             observed = observed.masked_fill(self.absent(labels[0], observed.shape[1]), NEVER)
         if self.adjusted:
-            advantage = self.advantage(observed, labels, counted)
+            advantage = self.advantage(observed, labels)
             observed, drawn = observed + advantage, drawn + advantage
         weights = self.class_weights
         if weights is not None:
@@ -75,23 +70,23 @@ class FairEntropy:
         classes = len(self.seen)
         return self.seen.index_fill(0, labels % classes, False).repeat(outputs // classes)
 
-    def advantage(self, outputs: Tensor, labels: Sequence[Tensor], counted: dict[int, Tensor]) -> Tensor:
+    def advantage(self, outputs: Tensor, labels: Sequence[Tensor]) -> Tensor:
         """What is added to each row of outputs that are adjusted, (C,) or (4 C,)."""
-        counts = torch.ones_like(outputs[0])
-        for each in labels:
-            counts = counts.index_add(0, each, torch.ones_like(each, dtype=counts.dtype))
-        counted[len(counts)] = counts
-        return self.strength * self._with_recalled(counts).log()
+        return self.strength * self._counts(torch.cat(list(labels)), outputs[0]).log()
 
-    def _with_recalled(self, counts: Tensor) -> Tensor:
-        """1 + how often the labels of this step and, with `recall`, of earlier ones have each class."""
+    def _counts(self, labels: Tensor, like: Tensor) -> Tensor:
+        """1 + how often the labels of this step and, with `recall`, of earlier ones have each class; as `like`."""
+        counts = torch.ones_like(like).index_add(0, labels, torch.ones_like(labels, dtype=like.dtype))
         return counts + self.recall * self.recalled[len(counts)].to(counts.dtype) if self.recall else counts
 
-    def commit(self, labels: Tensor, counted: dict[int, Tensor]) -> None:
-        """Remember the classes of a minibatch that the network has learned, and what was counted in its step."""
+    def commit(self, labels: Tensor, learned: Sequence[Tensor]) -> None:
+        """Remember the classes of a minibatch that the network has learned, and how frequent its step made each.
+
+        `learned` are all labels of the step: those of images as they are and, if there were any, of turned ones.
+        """
         self.seen.index_fill_(0, labels, True)
-        for size, counts in counted.items() if self.recall else ():
-            self.recalled[size].copy_(self._with_recalled(counts) - 1)
+        for recalled, each in zip(self.recalled.values(), learned, strict=False):
+            recalled.copy_(self._counts(each, recalled) - 1)
 
     def state(self) -> dict[str, Tensor]:
         """What is saved and restored."""

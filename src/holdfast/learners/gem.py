@@ -78,7 +78,8 @@ class EpisodicGem(ReplayLearner):
         """The gradient of the minibatch, projected where it points against that of an earlier task."""
         if not self.buffer.stored:
             return super().backward(losses)
-        references = torch.stack([_flat(self._gradients(task)) for task in range(int(self.tasks.max()) + 1)])
+        stored = self.buffer.contents()
+        references = torch.stack([_flat(self._gradients(stored, task)) for task in range(int(self.tasks.max()) + 1)])
         gradients = self.gradients(losses.total, every=True)
         direction = _flat(gradients)
         products = references @ direction
@@ -87,9 +88,8 @@ class EpisodicGem(ReplayLearner):
             _assign(gradients, direction + weights.to(direction) @ references)
         return gradients
 
-    def _gradients(self, task: int) -> list[Tensor]:
-        """The gradients on the stored samples of an earlier task."""
-        stored = self.buffer.contents()
+    def _gradients(self, stored: Draw, task: int) -> list[Tensor]:
+        """The gradients on those of the stored samples that are from an earlier task."""
         slots = (self.tasks[: self.buffer.stored] == task).nonzero().squeeze(1).to(stored.y.device)
         x, y = (transform(lambda each: each.to(self.device), chosen_rows(part, slots)) for part in stored[:2])
         return self.gradients(self.criterion(self.forward(self.view(x)), y), every=True)

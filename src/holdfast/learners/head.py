@@ -1,4 +1,4 @@
-"""A last layer that is given more outputs while learning goes on, and an optimiser that does not lose its place."""
+"""A last layer that gets more outputs while learning goes on; what the optimiser keeps for it grows as well."""
 
 from collections import defaultdict
 from collections.abc import Callable

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.losses import Losses, widen
-from holdfast.learners.lwf import check_begun, named_classes
+from holdfast.learners.checks import check_begun, named_classes
+from holdfast.learners.losses import NEVER, Losses, widen
 from holdfast.learners.making import Parts
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
@@ -28,9 +28,6 @@ __all__ = ["Icarl"]
 
 CHUNK = 256
 """Samples of one pass at the end of a task."""
-
-NEVER = -1e9
-"""The output for a class that has no exemplars."""
 
 
 @LEARNERS.register("icarl", "iCaRL: herded exemplars, and the nearest mean of exemplars as the answer")
@@ -182,7 +179,7 @@ def _answer_nearest(network: nn.Module, means: dict[int, Tensor]) -> None:
         raise UsageError("iCaRL needs a model whose last nn.Linear has a bias.")
     centre = torch.stack(list(means.values())).mean(0)
     head.weight.zero_()
-    head.bias.fill_(NEVER)
+    head.bias.fill_(NEVER)  # for classes without exemplars
     for label, mean in means.items():
         head.weight[label] = 2 * (mean - centre)
         head.bias[label] = centre.square().sum() - mean.square().sum()

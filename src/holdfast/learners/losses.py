@@ -11,10 +11,13 @@ from torch import Tensor
 from holdfast.buffer.base import Plan
 from holdfast.nested import Nested
 
-__all__ = ["Loss", "Losses", "Offer", "widen"]
+__all__ = ["NEVER", "Loss", "Losses", "Offer", "widen"]
 
 Loss = Callable[[Tensor, Any], Tensor]
 """(outputs, targets) -> the mean over samples, 0-d."""
+
+NEVER = -1e9
+"""An output that leaves its class no probability; not infinite, as 0 times infinity is NaN."""
 
 
 class Offer(NamedTuple):

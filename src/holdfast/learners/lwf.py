@@ -4,7 +4,6 @@ Li, Hoiem, "Learning without Forgetting", ECCV 2016. The teacher answers each mi
 as the network, instead of once per sample before the task; no sample is stored.
 """
 
-from collections.abc import Iterable
 from typing import Unpack
 
 import torch
@@ -12,14 +11,15 @@ from torch import Tensor, nn
 
 from holdfast.errors import UsageError
 from holdfast.learners.base import Learner
-from holdfast.learners.losses import Losses
+from holdfast.learners.checks import check_begun, named_classes
+from holdfast.learners.losses import NEVER, Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options, check_weights
 from holdfast.methods import LEARNERS
 from holdfast.models import copied, count_outputs
 from holdfast.nested import Nested, transform
 
-__all__ = ["WithoutForgetting", "check_begun", "named_classes"]
+__all__ = ["WithoutForgetting"]
 
 
 @LEARNERS.register("lwf", "learning without forgetting: the last task's network as teacher, nothing stored")
@@ -80,24 +80,10 @@ class WithoutForgetting(Learner):
         outputs = self.forward(view)
         self.check_labels(y, outputs)
         check_begun(self, self.seen, y)
-        current = self.criterion(outputs.masked_fill(~self.seen, -1e9), y)
+        current = self.criterion(outputs.masked_fill(~self.seen, NEVER), y)
         with torch.no_grad():
-            target = (self.forward(taught, self.teacher) / self.temperature).masked_fill(~self.old, -1e9).softmax(1)
-        answers = (outputs / self.temperature).masked_fill(~self.old, -1e9).log_softmax(1)
+            target = (self.forward(taught, self.teacher) / self.temperature).masked_fill(~self.old, NEVER).softmax(1)
+        answers = (outputs / self.temperature).masked_fill(~self.old, NEVER).log_softmax(1)
         # Without an old class, all outputs are masked alike and the term would be a constant: count it as 0.
         distillation = -(target * answers).sum(1).mean() * self.old.any()
         return Losses(current + self.distillation * distillation, current=current, distillation=distillation)
-
-
-def named_classes(classes: Iterable[int], outputs: int) -> list[int]:
-    """The classes of a task, each of which must name an output."""
-    numbers = [int(each) for each in classes]
-    if wrong := [each for each in numbers if not 0 <= each < outputs]:
-        raise UsageError(f"begin_task: the model has outputs 0..{outputs - 1}, and none for {wrong[0]}.")
-    return numbers
-
-
-def check_begun(learner: Learner, seen: Tensor, y: Tensor) -> None:
-    """Labels must be of classes that `begin_task` has named: those `seen`."""
-    if learner.validate and not bool(seen[y].all()):
-        learner.refuse(UsageError("a label belongs to no task so far: call begin_task(classes) when a task begins."))

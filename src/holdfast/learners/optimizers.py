@@ -22,6 +22,7 @@ __all__ = [
     "adopt",
     "clip_gradients",
     "decayed",
+    "fitting",
     "forget_gradients",
     "gradients_of",
     "made_again",
@@ -76,6 +77,14 @@ class ByUpdates:
         """Continue where another one was."""
         self.updates = state["updates"]
         self.inner.load_state_dict(state["inner"])
+
+
+def fitting(scheduler: Any, optimizer: Optimizer) -> Scheduler | None:
+    """The scheduler as a learner calls it, if there is one; one that was made for another optimiser raises."""
+    scheduled = getattr(scheduler, "optimizer", optimizer)
+    if isinstance(scheduled, torch.optim.Optimizer) and scheduled is not optimizer:
+        raise UsageError("the scheduler was made for another optimiser than this learner's: make it for this one.")
+    return ByUpdates(scheduler) if hasattr(scheduler, "step_update") else scheduler
 
 
 def forget_gradients(optimizer: Optimizer) -> None:
@@ -171,7 +180,7 @@ class PlainSgd:
         """Move every parameter against its gradient."""
         moved = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         if moved:
-            parameters, gradients = ([each[place] for each in moved] for place in (0, 1))
+            parameters, gradients = (list(each) for each in zip(*moved, strict=True))
             self._move(parameters, decayed(gradients, parameters, self.weight_decay))
 
     def _move(self, parameters: list[Tensor], directions: list[Tensor]) -> None:

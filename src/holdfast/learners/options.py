@@ -21,6 +21,7 @@ from holdfast.registry import unknown_name
 __all__ = [
     "Options",
     "ReplayOptions",
+    "check_choice",
     "check_class_weights",
     "check_counts",
     "check_shares",
@@ -128,8 +129,7 @@ def complete(options: Mapping[str, Any], learner: Any) -> Options:
             shared = (ReplayOptions if learner.needs_buffer else Options).__annotations__
             raise unknown_name(f"option of {learner.__name__}", name, [*own, *shared])
     full, method = cast(Options, {**DEFAULTS, **options}), learner.__name__
-    if full["precision"] not in PRECISIONS:
-        raise unknown_name("precision", full["precision"], list(PRECISIONS))
+    check_choice(PRECISIONS, precision=full["precision"])
     clip = full["clip"]
     if clip is not None and not (math.isfinite(clip) and clip > 0):
         raise UsageError(f"clip must be a finite number above 0, or None for no clipping, not {clip!r}.")
@@ -152,6 +152,13 @@ def complete(options: Mapping[str, Any], learner: Any) -> Options:
     if full["class_dim"] is not None and not learner.takes_positions:
         raise UsageError(f"{method} needs outputs (samples, classes): leave out class_dim.")
     return full
+
+
+def check_choice(known: Sequence[str], **choices: str) -> None:
+    """Choices must be among the known ones."""
+    for name, choice in choices.items():
+        if choice not in known:
+            raise unknown_name(name, choice, list(known))
 
 
 def check_weights(**weights: float) -> None:
@@ -184,8 +191,10 @@ def check_counts(least: int, **counts: Any) -> None:
             raise UsageError(f"{name} must be a whole number of at least {least}, not {count!r}.")
 
 
-def check_class_weights(given: Tensor | Sequence[float], device: torch.device) -> Tensor:
-    """The weights as a tensor (C,) on the device."""
+def check_class_weights(given: Tensor | Sequence[float] | None, device: torch.device) -> Tensor | None:
+    """The weights as a tensor (C,) on the device; None if none are given."""
+    if given is None:
+        return None
     weights = torch.as_tensor(given, device=device).detach()
     weights = weights if weights.is_floating_point() else weights.float()
     if weights.dim() != 1 or not bool((weights.isfinite() & (weights > 0)).all()):

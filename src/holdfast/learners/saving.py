@@ -118,7 +118,7 @@ def _parts(learner: Learner) -> dict[str, Any]:
 
 
 def _kind(part: Any) -> str:
-    """The name of the class, without what a learner puts around a scheduler."""
+    """The name of its class; of a scheduler that a learner has put into `ByUpdates`, the name of the scheduler's."""
     return type(part.inner if isinstance(part, ByUpdates) else part).__name__
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from holdfast.learners.checks import (
     why_not_computed,
 )
 from holdfast.learners.losses import Losses
+from holdfast.models import way_back
 from holdfast.nested import Nested, rows, transform
 from holdfast.rng import global_generators
 
@@ -56,24 +58,22 @@ class Transaction:
         self._unsure = False
         """Whether a label may lie beyond the outputs; the forward pass will tell."""
         self._minibatch: tuple[Nested, Nested] | None = None
-        self._before: (
-            tuple[list[tuple[nn.Module, str, Tensor, Tensor]], list[tuple[torch.Generator, Tensor]]] | None
-        ) = None
-        """Copies of the model's buffers and of the generators' states."""
+        self._undo: Callable[[], None] | None = None
+        """Undoes the forward pass of this step; None where there is no way back."""
         self._stateful: list[nn.Module] = []
         """The modules with buffers, of the model and of the method itself."""
         self._generators: list[torch.Generator] = []
         """All that a step may draw from. Both lists are made at the first step."""
-        self._viewed = False
-        """Whether `augment` was examined."""
-        self._called = False
+        self._knows_caller = False
         """Whether it was examined who calls `observe`."""
+        self._knows_view = False
+        """Whether `augment` was examined."""
         self._told_of_eval = False
         self._steps = 0
 
     def check_caller(self) -> None:
         """Refuse whole steps inside a Trainer of transformers, which would step again with the same gradients."""
-        frame = None if self._called else sys._getframe(2)
+        frame = None if self._knows_caller else sys._getframe(2)
         while frame is not None:
             if frame.f_code.co_name == "training_step":
                 kinds = type(frame.f_locals.get("self")).__mro__
@@ -83,40 +83,41 @@ class Transaction:
                         "steps again. Use holdfast.integrations.transformers.ReplayTrainer, or losses and commit."
                     )
             frame = frame.f_back
-        self._called = True
+        self._knows_caller = True
 
     def begin(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """The minibatch on the learner's device. It is checked before anything changes; the head grows if it must."""
         learner = self.learner
         if not learner.validate:
-            return self._admit(x, y)
-        if learner.ranks is None:
-            x, y = self._admit(x, y)
-        else:
-            with learner.ranks.together("take a minibatch") as meeting:
-                x, y = self._admit(x, y)
-                meeting.count = int(self._unsure)
-            # All ranks make a copy if one does: generators that go in step are rolled back on all ranks or on none.
-            self._unsure = any(meeting.counts)
-        if not self._viewed:
-            self._viewed = True
+            return self._receive(x, y)
+        with learner.together("take a minibatch") as meeting:
+            x, y = self._receive(x, y)
+            meeting.count = int(self._unsure)
+        # All ranks make a copy if one does: generators that go in step are rolled back on all ranks or on none.
+        self._unsure = self._unsure or any(meeting.counts)
+        if not self._knows_view:
+            self._knows_view = True
             warn_of_alike_views(learner, x, y)
         if not (learner.model.training or self._told_of_eval):
             self._told_of_eval = True
             warn_of_eval_mode(learner.model)
-        self._minibatch, self._before = (x, y), None
+        self._minibatch, self._undo = (x, y), None
         if self._unsure or learner.device.type == "cpu" or self._may_show_one(x):
-            self._copy()
+            self._remember()
         return x, y
 
     def admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
-        """The samples of a task on the learner's device, labels as int64."""
+        """Samples on the learner's device, labels as int64; checked first, if the learner checks."""
         learner = self.learner
         if learner.validate:
             check_minibatch(learner, x, y)
-        x = transform(lambda part: part.to(learner.device), x)
-        y = transform(lambda part: part.to(learner.device, torch.int64 if learner.labelled else None), y)
-        return x, y
+
+        def moved(part: Tensor) -> Tensor:
+            # A tensor of inference mode cannot take part in a backward pass; a copy of it can.
+            return part.to(learner.device, copy=part.is_inference())
+
+        x, y = transform(moved, x), transform(moved, y)
+        return x, y.to(torch.int64) if learner.labelled else y
 
     def _may_show_one(self, x: Nested) -> bool:
         """Whether the model may see a single sample, which BatchNorm refuses after it has counted it."""
@@ -125,23 +126,15 @@ class Transaction:
         shared = getattr(learner, "replay", None) is not None  # a share may come to one sample
         return shared or 1 in (rows(x), 0 if buffer is None else buffer.stored, *sizes)
 
-    def _admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
+    def _receive(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """What `begin` does without the other ranks."""
-        learner, labels, given = self.learner, self.learner.labelled, y
+        learner, given = self.learner, y
         if y is None:
             raise UsageError("observe needs inputs and targets: observe(x, y), or observe(*batch) for a pair of them.")
-        if learner.validate:
-            check_minibatch(learner, x, y)
-
-        def moved(part: Tensor) -> Tensor:
-            # A tensor of inference mode cannot take part in a backward pass; a copy of it can.
-            return part.to(learner.device, copy=part.is_inference())
-
-        x = transform(moved, x)
-        y = moved(y).to(torch.int64) if labels else transform(moved, y)
+        x, y = self.admit(x, y)
         if learner.validate and learner.buffer is not None:
             learner.buffer.check(x, y)
-        if labels and (learner.validate or learner.head is not None):
+        if learner.labelled and (learner.validate or learner.head is not None):
             # Without a mask, the labels as they came: they may be on the host, which need not wait for them.
             masked = learner.positions is not None and learner.positions.mask is not None
             self._expect(largest_label(learner.targets(x, y) if masked else given, learner.positions is not None))
@@ -160,16 +153,11 @@ class Transaction:
         outputs = self._outputs if head is None else head.outputs
         self._unsure = outputs is None or label >= outputs
 
-    def _copy(self) -> None:
+    def _remember(self) -> None:
         """Copy what a forward pass changes."""
         if not self._generators:
             self._find_state()
-        copies = []
-        for module in self._stateful:
-            for name, each in module._buffers.items():
-                if each is not None and (self._unsure or each.nbytes <= STATISTIC_BYTES):
-                    copies.append((module, name, each, each.clone()))
-        self._before = copies, [(each, each.get_state()) for each in self._generators]
+        self._undo = way_back(self._stateful, self._generators, inf if self._unsure else STATISTIC_BYTES)
 
     def _find_state(self) -> None:
         """Look for modules and generators once: it takes as long as copying what they hold."""
@@ -273,15 +261,10 @@ class Transaction:
 
     def close(self) -> None:
         """Give up the way back: the weights move."""
-        self._before = None
+        self._undo = None
 
     def roll_back(self) -> None:
         """Undo what the forward pass changed, if a copy was made."""
-        if self._before is not None:
-            buffers, generators = self._before
-            for module, name, buffer, before in buffers:
-                buffer.copy_(before)
-                module._buffers[name] = buffer  # a forward pass may have put another tensor in its place
-            for generator, state in generators:
-                generator.set_state(state)
-            self._before = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = None

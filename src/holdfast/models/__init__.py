@@ -1,11 +1,7 @@
 """The networks of the paper, and BatchNorm with statistics per minibatch."""
 
 from holdfast.models.adapted import Adapted
-from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
-from holdfast.models.networks import (
-    MLP,
-    MODELS,
-    ResNet18,
+from holdfast.models.anatomy import (
     by_keywords,
     check_features,
     copied,
@@ -14,9 +10,11 @@ from holdfast.models.networks import (
     features,
     is_pretrained,
     last_layer,
-    preferred_threads,
     seen_by,
+    way_back,
 )
+from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
+from holdfast.models.networks import MLP, MODELS, ResNet18, preferred_threads
 
 __all__ = [
     "MLP",
@@ -36,4 +34,5 @@ __all__ = [
     "last_layer",
     "preferred_threads",
     "seen_by",
+    "way_back",
 ]

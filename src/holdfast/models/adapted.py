@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.errors import UsageError
+from holdfast.models.anatomy import count_outputs, features
 from holdfast.models.batchnorm import group_batchnorm
-from holdfast.models.networks import count_outputs, features
 
 __all__ = ["Adapted"]
 

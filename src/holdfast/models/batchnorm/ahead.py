@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from holdfast.models.anatomy import evaluating
 from holdfast.models.batchnorm import fused
 from holdfast.models.batchnorm.groups import GroupedBatchNorm
-from holdfast.models.networks import evaluating
 
 __all__ = ["compile_kernels", "compiling_ahead", "input_shapes"]
 

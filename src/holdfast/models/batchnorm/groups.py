@@ -22,9 +22,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import UsageError
+from holdfast.models.anatomy import way_back
 from holdfast.models.batchnorm import fused
 from holdfast.nested import Nested, split, transform
-from holdfast.rng import global_state, restore_globally
+from holdfast.rng import global_generators
 
 __all__ = ["GroupedBatchNorm", "GroupedForward", "group_batchnorm", "normalized_relu"]
 
@@ -228,7 +229,7 @@ class GroupedForward:
         # More than one if parts of the model were converted one by one.
         self.groups = {norm.groups for norm in self.grouped}
         self._fusible: bool | None = None
-        """False for a model of these two kinds; None until a pass has shown it."""
+        """Whether one pass is enough; None until a pass in which minibatches matter has shown it."""
 
     @property
     def needless(self) -> bool:
@@ -249,7 +250,7 @@ class GroupedForward:
         if not self.fused:
             return _separately(network, x, sizes)
         first = self._fusible is None and any(norm.separates for norm in self.grouped)
-        undo = self._remember() if first else None
+        undo = self._way_back() if first else None
         outputs = self._pass(transform(torch.clone, x) if first else x, sizes, network)  # `x` may be needed again
         if fault := self._fault():
             if undo is None:
@@ -282,21 +283,7 @@ class GroupedForward:
             for groups in self.groups:
                 groups.sizes = ()
 
-    def _remember(self) -> Callable[[], None]:
-        """A function that takes a pass back: it restores the model's buffers and torch's random state (dropout)."""
-        saved = [
-            (module, name, buffer, buffer.clone())
-            for module in self.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+    def _way_back(self) -> Callable[[], None]:
+        """A function that undoes a pass: in the model's buffers and in torch's own generators, which dropout uses."""
         device = next(chain(self.model.buffers(), self.model.parameters()), torch.empty(0)).device
-        states = global_state(device)
-
-        def undo() -> None:
-            for module, name, buffer, before in saved:
-                buffer.copy_(before)
-                module._buffers[name] = buffer  # a forward pass may have put another tensor in its place
-            restore_globally(states, device)
-
-        return undo
+        return way_back(self.model.modules(), global_generators(device).values())
