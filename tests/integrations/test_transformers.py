@@ -226,6 +226,18 @@ def test_samples_are_offered_when_the_optimiser_has_made_its_step(tmp_path):
     assert seen == [("micro-step", 0), ("step", 8), ("micro-step", 8), ("step", 16)]
 
 
+def test_a_step_that_is_skipped_stores_nothing_and_counts_in_the_logs(monkeypatch, tmp_path):
+    """As the scaler of float16 does where a gradient is too large."""
+    ours = trainer(tmp_path, max_steps=4, logging_steps=2, replay={"buffer_size": 99})
+    skipped = property(lambda _: ours.state.global_step in (1, 2))
+    monkeypatch.setattr(type(ours.accelerator), "optimizer_step_was_skipped", skipped)
+    ours.train()
+    assert ours.learner.buffer.offered == 8
+    for logged in ours.state.log_history[:2]:
+        terms = logged["loss_current"] + logged["loss_replay"] + 5 * logged["loss_consistency"]
+        assert logged["loss"] == pytest.approx(terms, rel=1e-4)
+
+
 class Endless(IterableDataset):
     """Samples whose number nobody knows in advance, so that an epoch may end within a group of micro-steps."""
 
@@ -583,7 +595,7 @@ def test_a_loss_that_the_model_adds_by_itself_is_refused(tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": VOCABULARY}
     model = MixtralForCausalLM(MixtralConfig(**sizes, output_router_logits=True))
-    with pytest.raises(UsageError, match="does not work with output_router_logits, a loss that the model adds"):
+    with pytest.raises(UsageError, match="does not work with output_router_logits, with which the model adds a loss"):
         trainer(tmp_path, model=model)
 
 

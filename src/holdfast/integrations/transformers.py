@@ -270,7 +270,6 @@ class ReplayMixin:
         for losses in self._pending:
             self.learner.commit(losses)
         self._pending.clear()
-        self._steps += 1
 
     def _begin(self) -> None:
         """Training begins: a learner of an earlier `train` has another optimiser, and only its buffer is continued.
@@ -342,6 +341,7 @@ class _Commit(TrainerCallback):
         self.trainer._begin()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._steps += 1  # the Trainer's own loss counts those as well that are skipped
         if self.trainer.accelerator.optimizer_step_was_skipped:  # the scaler of float16 found a gradient too large
             self.trainer._pending.clear()
         else:
@@ -444,7 +444,8 @@ def _check_trainer(trainer: Any) -> None:
             trainer, "padding_free", False
         ),
         'loss_type "dft": set loss_type="nll"': getattr(args, "loss_type", "nll") == "dft",
-        "output_router_logits, a loss that the model adds by itself: set it to False in the model's config": bool(
+        "output_router_logits, with which the model adds a loss by itself: set it to False in the model's config, or "
+        "with trl, give router_aux_loss_coef=0.0": bool(
             getattr(_text_config(trainer.model), "output_router_logits", False)
         ),
         "a model of encoder and decoder: use one that has one of them": bool(
