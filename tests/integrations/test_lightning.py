@@ -254,6 +254,18 @@ def test_a_checkpoint_that_is_loaded_is_tested_as_it_was(method, tmp_path):
     assert after(tmp_path, again) == later
 
 
+def test_after_a_test_gradients_of_inputs_can_be_asked_for(tmp_path):
+    make = partial(hf.LEARNERS["clser"], buffer_size=12)
+    fitting = trainer(tmp_path)
+    fitting.fit(WithTest(network(), make, SGD), stream())
+    fitting.save_checkpoint(tmp_path / "one.ckpt")
+    module = WithTest(network(), make, SGD)
+    trainer(tmp_path).test(module, stream(), ckpt_path=tmp_path / "one.ckpt", verbose=False)
+    x = samples()[0].requires_grad_()
+    module.eval()(x).square().sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
 def test_a_network_of_another_form_is_refused_with_what_to_do(tmp_path):
     make = partial(hf.LEARNERS["dualnet"], buffer_size=12)
     fitting = trainer(tmp_path)

@@ -72,7 +72,8 @@ class ReplayModule(LightningModule):
         if self._weights is None:
             return self.model if self.learner is None else self.learner.evaluated()
         if not self._shown:
-            self._shown = [self._restored(self._weights)]
+            with torch.inference_mode(False):  # in which the trainer tests; what it makes is of no use outside
+                self._shown = [self._restored(self._weights)]
         return self._shown[0]
 
     def _restored(self, weights: Mapping[str, Tensor]) -> nn.Module:
