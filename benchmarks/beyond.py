@@ -211,15 +211,16 @@ class Candidate(Ballast):
             consistency = consistency + self.hold_features * self._apart(found, images[0], sizes)
         if self.entropies.asymmetric:
             outputs = outputs.masked_fill(absent, NEVER)
+        counted: dict[int, Tensor] = {}
         if self.entropies.adjusted:
-            advantage = self.entropies.advantage(outputs, [y, drawn.y])
+            advantage = self.entropies.advantage(outputs, [y, drawn.y], counted)
             outputs, now = outputs + advantage, now + advantage
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), found[sum(sizes) :])
-            total = total + self.turn * self._turned_loss(every, classes, sizes)
-        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
+            total = total + self.turn * self._turned_loss(every, classes, sizes, counted)
+        return Losses(total, offer=offer, kept=counted, current=current, replay=replay, consistency=consistency)
 
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The outputs for a minibatch and a draw, and supervised contrast between each and a second view of it."""

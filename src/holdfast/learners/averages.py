@@ -39,7 +39,8 @@ def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
             theirs.append(fast)
         elif fast.is_floating_point():  # frozen: what is equal stays equal, what was frozen later has a way to go
             slow.lerp_(fast, weight.to(slow.dtype))
-    _move(mine, theirs, weight)
+    if mine:
+        _move(mine, theirs, weight)
 
 
 @pure
