@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -16,6 +17,7 @@ from holdfast.augment import Normalize
 from holdfast.cli import main
 from holdfast.evaluation import predict
 from holdfast.export import format_of
+from holdfast.learners.turned import AtAllAngles
 
 SUFFIX = {"torch": "pt2", "onnx": "onnx"}
 KINDS = sorted(SUFFIX)
@@ -185,6 +187,19 @@ def test_a_model_that_cannot_be_exported_says_so(model, kind, tmp_path):
     with pytest.raises(hf.HoldfastError, match="cannot be exported to"):
         hf.export(model, torch.randn(4, 2), tmp_path / f"model.{SUFFIX[kind]}")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by_default", [False, True])
+def test_a_network_that_looks_into_its_layers_is_exported(by_default, kind, tmp_path, monkeypatch):
+    """As ballast does with looks="angles"; also where PyTorch's own default is strict, as it was in 2.6."""
+    network = AtAllAngles(small())
+    nn.init.normal_(network.turned.weight)
+    monkeypatch.setattr(torch.export, "export", partial(torch.export.export, strict=by_default))
+    path, x = tmp_path / f"model.{SUFFIX[kind]}", torch.randn(5, 1, 8, 8)
+    hf.export(network, torch.randn(3, 1, 8, 8), path)
+    with torch.no_grad():
+        assert torch.allclose(answers(path, x), network.eval()(x), atol=1e-5)
 
 
 def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, writing):

@@ -49,6 +49,12 @@ def test_duplicate_name_raises_and_keeps_the_first(tools):
     assert tools.describe("saw") == "cuts wood"
 
 
+def test_it_is_known_which_module_registered_a_thing(tools):
+    tools.register("sorted", "from elsewhere")(sorted)
+    assert tools.origin("sorted") == __name__
+    assert tools.origin("of nobody") is None
+
+
 @pytest.mark.parametrize("look_up", [lambda t: t["hamer"], lambda t: t.describe("hamer")])
 def test_unknown_name_names_the_nearest(tools, look_up):
     with pytest.raises(UsageError, match="unknown tool 'hamer': did you mean 'hammer'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ class Registry(Mapping[str, T]):
         self.kind = kind
         self._entries: dict[str, T] = {}
         self._descriptions: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
         self._beside = beside
         if beside is not None:
             beside._beside = self  # names are taken in both directions
@@ -49,6 +51,7 @@ class Registry(Mapping[str, T]):
 
         An object that is defined again, as by a notebook cell that runs twice, replaces its earlier self.
         """
+        origin = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
 
         def add(entry: T) -> T:
             if name in self._entries and not _redefines(entry, self._entries[name]):
@@ -58,6 +61,7 @@ class Registry(Mapping[str, T]):
                 raise UsageError(f"there is a {other} '{name}' already; choose another name for the {self.kind}.")
             self._entries[name] = entry
             self._descriptions[name] = description or (entry.__doc__ or "").strip().partition("\n")[0]
+            self._origins[name] = origin
             return entry
 
         return add
@@ -66,6 +70,10 @@ class Registry(Mapping[str, T]):
         """One line about the entry `name`."""
         self[name]
         return self._descriptions[name]
+
+    def origin(self, name: str) -> str | None:
+        """The module that registered the entry `name`, which may be defined in another one; None if there is none."""
+        return self._origins.get(name)
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,11 +134,16 @@ def test_rerun_command_from_inside_the_folder(tmp_path: Path, monkeypatch: pytes
         assert f" --out {run.parent} --force" in rerun_command(RunConfig.preset("rot-mnist", "er"), Path(name))
 
 
-def test_rerun_command_names_the_plugin_that_has_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nearest(current: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-        return (current - stored).abs().amin()
+def nearest(current: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    return (current - stored).abs().amin()
 
-    monkeypatch.setitem(REGULARIZERS._entries, "nearest", nearest)  # type: ignore[arg-type]
+
+@pytest.mark.parametrize("method", [nearest, partial(nearest), partial(REGULARIZERS["l2"])])
+def test_rerun_command_names_the_plugin_that_has_the_method(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that registers it, which may have it from elsewhere."""
+    monkeypatch.setattr(REGULARIZERS, "_entries", dict(REGULARIZERS._entries))
+    monkeypatch.setattr(REGULARIZERS, "_origins", dict(REGULARIZERS._origins))
+    REGULARIZERS.register("nearest", "the smallest change")(method)
     command = rerun_command(RunConfig.preset("rot-mnist", "nearest"), Path("runs/abc"))
     assert f" --plugin {__name__} --out runs --force" in command
 

@@ -133,6 +133,20 @@ def test_the_callback_makes_any_module_replay(tmp_path):
     assert not near(without.model, expected.model)
 
 
+def test_a_module_that_works_in_place_leaves_what_is_stored(tmp_path):
+    class InPlace(Own):
+        def training_step(self, batch, batch_idx):
+            batch[0].mul_(0)
+            batch[1].fill_(2)
+            return super().training_step(batch, batch_idx)
+
+    callback = ReplayCallback(buffer_size=40)
+    trainer(tmp_path, callbacks=[callback]).fit(InPlace(network()), stream())
+    stored, (x, y) = callback.buffer.contents(), samples()
+    assert torch.equal(stored.x, x)
+    assert torch.equal(stored.y, y)
+
+
 def test_the_callback_continues_from_a_checkpoint(tmp_path):
     expected, _ = by_hand(LEARNERS["er"], epochs=2)
     first = trainer(tmp_path, callbacks=[ReplayCallback(buffer_size=12, seed=3)])
@@ -193,3 +207,70 @@ def test_the_network_that_counts_answers(tmp_path):
     assert torch.equal(average[1].running_mean, before)
     assert torch.equal(found, average.eval()(x))
     assert not torch.equal(found, module.model(x))
+
+
+class Features(nn.Module):
+    """A network for methods that ask for its features."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.body(x).relu()
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class WithTest(ReplayModule):
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("loss", F.cross_entropy(self(x), y))
+
+
+def after(folder, module, **options):
+    return trainer(folder, **options).test(module, stream(), verbose=False)[0]["loss"]
+
+
+@pytest.mark.parametrize("method", ["clser", "ballast", "esmer", "dualnet", "er"])
+def test_a_checkpoint_that_is_loaded_is_tested_as_it_was(method, tmp_path):
+    """In a new module, and in one whose learner has gone on since; training then goes on from there."""
+    make, path = partial(hf.LEARNERS[method], buffer_size=12), tmp_path / "one.ckpt"
+    module = WithTest(Features(), make, SGD)
+    fitting = trainer(tmp_path)
+    fitting.fit(module, stream())
+    fitting.save_checkpoint(path)
+    expected = after(tmp_path, module)
+    again = WithTest(Features(), make, SGD)
+    trainer(tmp_path, max_epochs=2).fit(module, stream(), ckpt_path=path)
+    later = after(tmp_path, module)
+    assert later != expected
+    for each in (again, module):
+        found = trainer(tmp_path).test(each, stream(), ckpt_path=path, verbose=False)[0]["loss"]
+        assert found == expected
+    trainer(tmp_path, max_epochs=2).fit(again, stream(), ckpt_path=path)
+    assert after(tmp_path, again) == later
+
+
+def test_after_a_test_gradients_of_inputs_can_be_asked_for(tmp_path):
+    make = partial(hf.LEARNERS["clser"], buffer_size=12)
+    fitting = trainer(tmp_path)
+    fitting.fit(WithTest(network(), make, SGD), stream())
+    fitting.save_checkpoint(tmp_path / "one.ckpt")
+    module = WithTest(network(), make, SGD)
+    trainer(tmp_path).test(module, stream(), ckpt_path=tmp_path / "one.ckpt", verbose=False)
+    x = samples()[0].requires_grad_()
+    module.eval()(x).square().sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+def test_a_network_of_another_form_is_refused_with_what_to_do(tmp_path):
+    make = partial(hf.LEARNERS["dualnet"], buffer_size=12)
+    fitting = trainer(tmp_path)
+    fitting.fit(WithTest(Features(), make, SGD), stream())
+    fitting.save_checkpoint(tmp_path / "one.ckpt")
+    hidden = WithTest(Features(), lambda *given: make(*given), SGD)
+    with pytest.raises(hf.UsageError, match=r"make_learner=partial\(...\) of the same learner"):
+        trainer(tmp_path).test(hidden, stream(), ckpt_path=tmp_path / "one.ckpt", verbose=False)

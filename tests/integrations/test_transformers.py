@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import SequentialSampler
+from torch.utils.data import IterableDataset, SequentialSampler
 
 import holdfast as hf
 from holdfast.errors import UsageError
@@ -25,6 +25,8 @@ from transformers import (  # noqa: E402
     HfArgumentParser,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -224,6 +226,41 @@ def test_samples_are_offered_when_the_optimiser_has_made_its_step(tmp_path):
     assert seen == [("micro-step", 0), ("step", 8), ("micro-step", 8), ("step", 16)]
 
 
+def test_a_step_that_is_skipped_stores_nothing_and_counts_in_the_logs(monkeypatch, tmp_path):
+    """As the scaler of float16 does where a gradient is too large."""
+    ours = trainer(tmp_path, max_steps=4, logging_steps=2, replay={"buffer_size": 99})
+    skipped = property(lambda _: ours.state.global_step in (1, 2))
+    monkeypatch.setattr(type(ours.accelerator), "optimizer_step_was_skipped", skipped)
+    ours.train()
+    assert ours.learner.buffer.offered == 8
+    for logged in ours.state.log_history[:2]:
+        terms = logged["loss_current"] + logged["loss_replay"] + 5 * logged["loss_consistency"]
+        assert logged["loss"] == pytest.approx(terms, rel=1e-4)
+
+
+class Endless(IterableDataset):
+    """Samples whose number nobody knows in advance, so that an epoch may end within a group of micro-steps."""
+
+    def __init__(self, count):
+        self.rows = samples(count)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize("regularizer", ["kl", None])
+def test_a_group_of_micro_steps_that_an_epoch_cuts_short_is_continued_in_the_next(regularizer, tmp_path):
+    """Three minibatches an epoch, two a step: the Trainer adds the gradient of the third to that of the next two."""
+    ours = trainer(
+        tmp_path, data=Endless(12), gradient_accumulation_steps=2, max_steps=3,
+        replay={"buffer_size": 99, "regularizer": regularizer},
+    )  # fmt: skip
+    ours.train()
+    rows, found = samples(12), ours.learner.buffer.contents().x
+    held = [ids[mask == 1].tolist() for ids, mask in zip(found["input_ids"], found["attention_mask"], strict=True)]
+    assert held == [row["input_ids"].tolist() for row in (*rows, *rows, *rows[:8])]
+
+
 def test_evaluation_is_the_trainers_own_and_stores_nothing(tmp_path):
     ours = trainer(tmp_path, model=llama(), max_steps=2)
     ours.train()
@@ -293,6 +330,33 @@ def test_a_second_call_and_a_second_trainer_continue_the_buffer(tmp_path):
     assert other.learner.buffer.stored == 20
     now = other.learner.buffer.contents().x["input_ids"][:16]
     assert F.pad(now, (0, 9))[:, : held.shape[1]].tolist() == held.tolist()
+
+
+@pytest.mark.parametrize("storage", ["device", "folder"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_model_that_is_made_anew_begins_with_the_buffer_anew(earlier, storage, tmp_path):
+    """As in a search for settings. The stored logits would be those of a model that is gone."""
+    replay = {"buffer_size": 10, "top_k": 5, "storage": "device" if storage == "device" else str(tmp_path / "samples")}
+    if earlier:
+        first = trainer(tmp_path / "a", max_steps=4, replay={"buffer_size": 10})
+        first.train()
+        first.save_buffer(tmp_path / "kept")
+        replay["buffer_from"] = str(tmp_path / "kept")
+    ours = InOrder(
+        model_init=no_dropout, args=arguments(tmp_path / "b", max_steps=3), train_dataset=samples(seed=2),
+        data_collator=collate, replay_args=ReplayArguments(**replay),
+    )  # fmt: skip
+    ours.train()
+    once, losses = stored_samples(ours), ours.state.log_history[:-1]
+    ours.train()
+    assert stored_samples(ours) == once
+    assert ours.learner.buffer.offered == 12 + 16 * earlier
+    assert [each["loss"] for each in ours.state.log_history[:-1]] == [each["loss"] for each in losses]
+
+
+def stored_samples(trainer):
+    found = trainer.learner.buffer.contents()
+    return found.y.tolist(), found.logits["values"].tolist()
 
 
 def test_a_checkpoint_without_a_buffer_is_refused(tmp_path):
@@ -401,7 +465,9 @@ ours.train()
 state = ours.learner.buffer.state_dict()
 again = trainer(folder, kind=ReplayTrainer, model=no_dropout(), ddp_backend="gloo", **options)
 again.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+earlier = EarlierPerplexity({{"code": samples(7, seed=5)}}, ours)
 (folder / f"rank{{rank}}.json").write_text(json.dumps({{
+    "perplexity": earlier.measure()["code"], "expected": perplexity(ours.model, samples(7, seed=5)),
     "offered": int(state["offered"]), "stored": ours.learner.buffer.stored, "ranks": ours.learner.ranks.size,
     "sum": sum(each.double().sum().item() for each in ours.model.parameters()),
     "resumed": same(weights(ours.model), weights(again.model)),
@@ -434,6 +500,7 @@ def test_two_ranks_share_one_buffer(tmp_path):
     assert first["offered"] == 24  # 3 steps of 2 micro-steps of 2 samples on each of 2 ranks
     assert first["stored"] == 12
     assert first["resumed"]
+    assert first["perplexity"] == pytest.approx(first["expected"], rel=1e-5)  # 7 samples are no 2 times 4
     assert (tmp_path / "checkpoint-2" / FILE).is_file()
 
 
@@ -446,15 +513,19 @@ def test_perplexity_of_earlier_data_is_logged(tmp_path):
     ours = trainer(tmp_path, callbacks=[callback], num_train_epochs=1, max_steps=-1)
     ours.train()
     assert [step for step, _ in callback.history] == [0, 12]
-    total, count = 0.0, 0
-    ours.model.eval()
-    for row in earlier:
-        logits = ours.model(input_ids=row["input_ids"][None]).logits[0, :-1]
-        total += F.cross_entropy(logits, row["input_ids"][1:], reduction="sum").item()
-        count += len(row["input_ids"]) - 1
     logged = [each["perplexity_code"] for each in ours.state.log_history if "perplexity_code" in each]
     assert logged == [each["code"] for _, each in callback.history]
-    assert logged[-1] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert logged[-1] == pytest.approx(perplexity(ours.model, earlier), rel=1e-5)
+
+
+def perplexity(model, rows):
+    total, count = 0.0, 0
+    model.eval()
+    for row in rows:
+        logits = model(input_ids=row["input_ids"][None]).logits[0, :-1]
+        total += F.cross_entropy(logits, row["input_ids"][1:], reduction="sum").item()
+        count += len(row["input_ids"]) - 1
+    return math.exp(total / count)
 
 
 def test_perplexity_needs_a_trainer():
@@ -517,6 +588,15 @@ def test_a_minibatch_without_labels_is_refused(tmp_path):
 def test_wrong_settings_are_refused_at_once(options, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         trainer(tmp_path, **options)
+
+
+def test_a_loss_that_the_model_adds_by_itself_is_refused(tmp_path):
+    """It would be left out, silently: a mixture of experts keeps its router balanced with it."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": VOCABULARY}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, output_router_logits=True))
+    with pytest.raises(UsageError, match="does not work with output_router_logits, with which the model adds a loss"):
+        trainer(tmp_path, model=model)
 
 
 def test_replay_args_are_needed(tmp_path):

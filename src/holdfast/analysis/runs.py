@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -116,11 +115,10 @@ def rerun_command(config: RunConfig, folder: Path) -> str:
 
 
 def _plugins(config: RunConfig) -> list[str]:
-    """The modules from outside that define what the run needs."""
-    method = LEARNERS.get(config.method, REGULARIZERS.get(config.method))
-    parts = (BENCHMARKS.get(config.benchmark), method, MODELS.get(config.model))
-    found = {part.__module__ for part in parts if isinstance(part, type | FunctionType)}
-    return sorted(name for name in found if name.partition(".")[0] not in ("holdfast", "__main__"))
+    """The modules from outside that register what the run needs."""
+    methods = LEARNERS.origin(config.method), REGULARIZERS.origin(config.method)
+    found = {BENCHMARKS.origin(config.benchmark), *methods, MODELS.origin(config.model)}
+    return sorted(name for name in found if name and name.partition(".")[0] not in ("holdfast", "__main__"))
 
 
 def exam_images(benchmark: Benchmark) -> ImageSet:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from holdfast.buffer import Reservoir
 from holdfast.errors import UsageError, needing
 from holdfast.learners import Learner
-from holdfast.models import evaluating
+from holdfast.models import copied, evaluating
 from holdfast.monitor import ForgettingMonitor
 from holdfast.rng import generator
 
@@ -23,6 +23,7 @@ with needing("lightning", "this needs Lightning"):
 __all__ = ["ForgettingCallback", "ReplayCallback", "ReplayModule"]
 
 KEY = "holdfast"  # the entry of the learner in Lightning's checkpoints
+COUNTS = "holdfast network"  # the entry of the network that counts, where it is not the model
 
 
 class ReplayModule(LightningModule):
@@ -38,7 +39,8 @@ class ReplayModule(LightningModule):
     `make_learner(model, optimizer)` is called when training begins, with the model on its device, and
     `make_optimizer(parameters)` when the trainer asks for an optimiser. Batches are pairs (inputs, labels). The loss
     terms are logged as loss/total and so on. The next `fit` continues with the same learner and buffer. Both are part
-    of Lightning's checkpoints.
+    of Lightning's checkpoints. To test one in another process, for instance with `Trainer().test(module, data, path)`,
+    make the module as it was made for training.
     """
 
     def __init__(
@@ -52,13 +54,41 @@ class ReplayModule(LightningModule):
         self.model, self.make_learner, self.make_optimizer = model, make_learner, make_optimizer
         self.learner: Learner | None = None
         self._saved: dict[str, Any] | None = None
+        """The learner of a checkpoint, from which training is to go on."""
+        self._weights: dict[str, Tensor] | None = None
+        """Those of the network that counts in that checkpoint, where it is not the model."""
+        self._shown: list[nn.Module] = []
+        """That network once it was asked for. A module in an attribute of its own would become a part of this one."""
 
     def forward(self, x: Any) -> Any:
         """The output of the network that counts: the model, or for some methods the learner's average of it."""
-        network = self.model if self.learner is None else self.learner.evaluated()
+        network = self._network()
         # The trainer knows nothing of an average, and changes the mode of its own modules only.
         with nullcontext() if self.training else evaluating(network):
             return network(x)
+
+    def _network(self) -> nn.Module:
+        """The network that counts: of a checkpoint that was loaded, else the learner's."""
+        if self._weights is None:
+            return self.model if self.learner is None else self.learner.evaluated()
+        if not self._shown:
+            with torch.inference_mode(False):  # in which the trainer tests; what it makes is of no use outside
+                self._shown = [self._restored(self._weights)]
+        return self._shown[0]
+
+    def _restored(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """A network with these weights, without a learner: its buffer may be in a folder that another process uses."""
+        network, kind = copied(self.model), getattr(self.make_learner, "func", self.make_learner)
+        if isinstance(kind, type) and issubclass(kind, Learner):
+            network = kind.wrap(network, **getattr(self.make_learner, "keywords", {}))
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise UsageError(
+                "the network of this checkpoint has another form than the model: make the module with the same model, "
+                "and with make_learner=partial(...) of the same learner and settings, as it was made for training."
+            ) from error
+        return network
 
     def configure_optimizers(self) -> Any:
         """The learner's optimiser, or a new one for the learner to come."""
@@ -70,7 +100,7 @@ class ReplayModule(LightningModule):
             self.learner = self.make_learner(self.model, self.optimizers().optimizer)
         if self._saved is not None:
             self.learner.load_state_dict(self._saved)
-            self._saved = None
+            self._saved, self._weights, self._shown = None, None, []
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step of the learner."""
@@ -83,13 +113,18 @@ class ReplayModule(LightningModule):
         self.log_dict({f"loss/{term}": value for term, value in terms.items()}, batch_size=len(y))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the learner into the checkpoint: buffer, counters and generators."""
-        if self.learner is not None:
-            checkpoint[KEY] = self.learner.state_dict()
+        """Put the learner into the checkpoint, buffer, counters and generators, and the network that counts."""
+        if self.learner is None:
+            return
+        checkpoint[KEY] = self.learner.state_dict()
+        if (network := self.learner.evaluated()) is not self.learner.model:
+            checkpoint[COUNTS] = dict(network.state_dict())  # the learner's own tensors, which are written once
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remember the learner's state until training begins."""
-        self._saved = checkpoint.get(KEY)
+        self._saved, self._weights, self._shown = checkpoint.get(KEY), checkpoint.get(COUNTS), []
+        if self._saved is not None:  # it has the optimiser's state, also of layers that are not the model's
+            checkpoint["optimizer_states"] = []
 
 
 class ReplayCallback(Callback):
@@ -116,9 +151,12 @@ class ReplayCallback(Callback):
             )
         buffer = self._reservoir(pl_module.device)
         self._observed = (batch[0], batch[1])
+        parts = [self._observed]
         if buffer.stored:
             drawn = buffer.sample(self.replay_size or len(batch[1]))
-            batch[:] = [torch.cat([batch[0], drawn.x]), torch.cat([batch[1], drawn.y])]
+            parts.append((drawn.x, drawn.y))
+        # New memory, also without a draw: the module may change its batch, and what is stored must stay as it came.
+        batch[:] = [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -109,6 +109,7 @@ class ReplayMixin:
     accelerator: Any
     processing_class: Any
     callback_handler: Any
+    model_init: Any
     current_gradient_accumulation_steps: int
 
     def __init__(self, *args: Any, replay_args: ReplayArguments | None = None, **kwargs: Any) -> None:
@@ -127,10 +128,8 @@ class ReplayMixin:
         """The terms since the last log, summed over micro-steps."""
         self._steps = 0
         _check_trainer(self)
-        self._saved: dict[str, Any] | None = None
+        self._saved = self._given()
         """The state of a buffer that the learner to be made continues."""
-        if replay_args.buffer_from is not None:
-            self._saved = _read(Path(replay_args.buffer_from), _about(self))
         self.add_callback(_Commit(self))
 
     def add_callback(self, callback: Any) -> None:
@@ -166,8 +165,9 @@ class ReplayMixin:
         x, y = self._minibatch(inputs)
         if self.learner is None:
             self.learner = self._make_learner(model, x, y)
+        # A group of micro-steps that the end of the data cut short is continued by the next epoch, so it is not alone.
         # Several ranks learn before the backward pass, which waits for all of them, that one of them has no room.
-        alone, reserve = self.current_gradient_accumulation_steps == 1, self.learner.ranks is not None
+        alone, reserve = self.args.gradient_accumulation_steps == 1, self.learner.ranks is not None
         losses = self.learner.losses(x, y, alone=alone, reserve=reserve)
         if num_items_in_batch is None:  # the Trainer divides by the number of micro-steps
             share, counted = torch.ones((), device=losses.total.device), 1 / self.current_gradient_accumulation_steps
@@ -270,19 +270,28 @@ class ReplayMixin:
         for losses in self._pending:
             self.learner.commit(losses)
         self._pending.clear()
-        self._steps += 1
 
     def _begin(self) -> None:
-        """Training begins: a learner of an earlier `train` has another optimiser, and only its buffer is continued."""
+        """Training begins: a learner of an earlier `train` has another optimiser, and only its buffer is continued.
+
+        With `model_init`, nothing is: the Trainer has made a new model, whose outputs are not those that were stored.
+        """
         self._pending.clear()
         self._sums.clear()
         self._steps = 0
         if self.learner is not None:
             buffer, self.learner = self.learner.buffer, None
-            if self._saved is None:
+            if self._saved is None and self.model_init is not None:
+                self._saved = self._given()
+            elif self._saved is None:
                 self._saved = buffer.state_dict()
                 buffer.commit(self._saved)
             buffer.close()
+
+    def _given(self) -> dict[str, Any] | None:
+        """The state of the buffer that `buffer_from` names."""
+        given = self.replay_args.buffer_from
+        return None if given is None else _read(Path(given), _about(self))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As the Trainer's, with the mean of each term since the last log."""
@@ -332,6 +341,7 @@ class _Commit(TrainerCallback):
         self.trainer._begin()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._steps += 1  # the Trainer's own loss counts those as well that are skipped
         if self.trainer.accelerator.optimizer_step_was_skipped:  # the scaler of float16 found a gradient too large
             self.trainer._pending.clear()
         else:
@@ -390,10 +400,12 @@ class EarlierPerplexity(TrainerCallback):
             inputs = trainer._prepare_inputs(batch)
             labels = _targets(model, inputs)
             logits = model(**{name: part for name, part in inputs.items() if name not in LABELS}).logits
-            loss = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
-            sums += torch.stack([loss, (labels != IGNORED).sum()])
+            losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+            each = torch.stack([losses, labels.flatten() != IGNORED]).unflatten(1, (len(labels), -1)).sum(2)
+            # Of several ranks, the last minibatches are filled up with samples from the beginning, which do not count.
+            sums += trainer.accelerator.gather_for_metrics(each.T).sum(0)
         model.train(training)
-        total, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
+        total, count = sums.tolist()
         return math.exp(min(total / max(count, 1), 700.0))
 
 
@@ -432,6 +444,10 @@ def _check_trainer(trainer: Any) -> None:
             trainer, "padding_free", False
         ),
         'loss_type "dft": set loss_type="nll"': getattr(args, "loss_type", "nll") == "dft",
+        "output_router_logits, with which the model adds a loss by itself: set it to False in the model's config, or "
+        "with trl, give router_aux_loss_coef=0.0": bool(
+            getattr(_text_config(trainer.model), "output_router_logits", False)
+        ),
         "a model of encoder and decoder: use one that has one of them": bool(
             getattr(trainer.model.config, "is_encoder_decoder", False)
         ),
