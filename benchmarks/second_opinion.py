@@ -9,7 +9,7 @@ page "How sure are we" as JSON. Differences are Holdfast minus the other program
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ STEEP = 2.0
 """A last step that costs more points than this is counted."""
 FAMILY = ("last", "tail", "task_last", "task_tail")
 """The four questions asked of the two programs; their p-values are corrected together (Holm)."""
+ENDS = ("accuracy", "task_il_accuracy")
+"""What runs on a CPU reach after the very last step."""
 WITNESSES = ("der", "mse", "er-ace", "clser")
 """Methods of other papers that end knowing more than the newest task."""
 
@@ -59,6 +61,7 @@ def compare(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
     return {
         "difference": ours.mean() - theirs.mean(),
         "size": abs(ours.mean() - theirs.mean()),
+        "error": error,
         "interval90": [low, high],
         "interval95": list(welch.confidence_interval(0.95)),
         "welch_p": welch.pvalue,
@@ -117,11 +120,11 @@ def distribution_checks(lines: list[Run]) -> dict[str, float]:
     return {"tests": len(found), "smallest_p": min(found), "corrected_p": min(1.0, len(found) * min(found))}
 
 
-def on_a_cpu(runs: list[Run]) -> dict[str, Any]:
-    """For each method both accuracies at the end, with a narrow network and one epoch a task, by both programs."""
+def side_by_side(runs: list[Run], methods: Sequence[str], measures: Sequence[str]) -> dict[str, Any]:
+    """For each method and each measure, the runs of both programs."""
     made: dict[str, Any] = {}
-    for method in ("er", "linf"):
-        for measure in ("accuracy", "task_il_accuracy"):
+    for method in methods:
+        for measure in measures:
             ours, theirs = (
                 np.array([run[measure] for run in runs if (run["code"], run["method"]) == (code, method)])
                 for code in ("holdfast", "second-opinion")
@@ -129,6 +132,14 @@ def on_a_cpu(runs: list[Run]) -> dict[str, Any]:
             compared = {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs)}
             made.setdefault(method, {})[measure] = compared
     return made
+
+
+def pooled(compared: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The difference over several comparisons, each weighed by the inverse of its squared error; normal p-value."""
+    weights = np.array([each["error"] ** -2 for each in compared])
+    mean = float(weights @ [each["difference"] for each in compared] / weights.sum())
+    error = weights.sum() ** -0.5
+    return {"difference": mean, "size": abs(mean), "error": error, "p": 2 * stats.norm.sf(abs(mean) / error)}
 
 
 def first_task(runs: list[Run]) -> dict[str, Any]:
@@ -195,6 +206,8 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
     for name, p in holm({name: measures[name]["welch_p"] for name in FAMILY}).items():
         measures[name]["holm_p"] = p
     cells = _paper_cells()
+    cpu = side_by_side(read("cpu.jsonl", folder), ("er", "linf"), ENDS)
+    long = side_by_side(read("long.jsonl", folder), ("linf",), (*ENDS, "mean_of_last_10_steps"))
     steady = before > before.min()  # the one run that collapsed would be most of the correlation
     found = {
         "measures": measures,
@@ -215,7 +228,11 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "correlation": stats.pearsonr(before[steady], values["last"][0][: len(before)][steady]).statistic,
         },
         "float32": {"mean_change": np.mean([run["accuracy_float32"] - run["accuracy"] for run in holdfast])},
-        "cpu": on_a_cpu(read("cpu.jsonl", folder)),
+        "cpu": cpu,
+        "long": long,
+        "task_il": pooled(
+            [measures["task_tail"], *(each["task_il_accuracy"] for each in (cpu["er"], cpu["linf"], long["linf"]))]
+        ),
         "first": first_task(read("first-task.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),

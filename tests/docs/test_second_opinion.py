@@ -150,6 +150,29 @@ def test_what_the_page_says_of_runs_on_a_cpu_is_so(found):
     assert found["cpu"]["er"]["accuracy"]["holdfast"]["n"] == found["cpu"]["er"]["accuracy"]["second"]["n"] == 12
 
 
+def test_what_the_page_says_of_complete_runs_on_a_cpu_is_so(found):
+    lines = (ROOT / "results/second-opinion/long.jsonl").read_text("utf-8").splitlines()
+    runs = [json.loads(line) for line in lines]
+    assert {(run["epochs"], run["width"], run["images"], run["buffer_size"]) for run in runs} == {(50, 8, 500, 200)}
+    for code in CODES:
+        assert [run["seed"] for run in runs if run["code"] == code] == list(range(200, 206))
+    tail, task = (found["long"]["linf"][name] for name in ("mean_of_last_10_steps", "task_il_accuracy"))
+    assert abs(tail["difference"]) < 0.5, "agrees"
+    assert tail["welch_p"] > 0.5
+    assert task["difference"] < 0, "a little lower in every comparison"
+
+
+def test_what_the_page_says_of_all_comparisons_of_task_il_is_so(found):
+    parts = [found["cpu"]["er"], found["cpu"]["linf"], found["long"]["linf"]]
+    parts = [found["measures"]["task_tail"], *(each["task_il_accuracy"] for each in parts)]
+    assert all(each["difference"] < 0 for each in parts), "in every comparison"
+    weights = [1 / each["error"] ** 2 for each in parts]
+    expected = sum(w * each["difference"] for w, each in zip(weights, parts, strict=True)) / sum(weights)
+    assert found["task_il"]["difference"] == pytest.approx(expected, abs=1e-3)
+    assert found["task_il"]["error"] == pytest.approx(sum(weights) ** -0.5, abs=1e-3)
+    assert found["task_il"]["p"] < 0.05
+
+
 def test_what_the_page_says_of_the_first_task_is_so(found):
     runs = [json.loads(line) for line in (ROOT / "results/second-opinion/runs.jsonl").read_text("utf-8").splitlines()]
     low = {code: [run["accuracy_matrix"][0][0] < 95 for run in runs if run["code"] == code] for code in CODES}
