@@ -11,6 +11,7 @@ import torch
 from holdfast import results
 from holdfast.cli import main
 from holdfast.cli.screen import SweepScreen
+from holdfast.config import RunConfig
 from holdfast.display import errors, output
 from holdfast.errors import DataError
 from holdfast.experiments import EXPERIMENTS, Cell, Experiment, Published, Results, Stored, register
@@ -135,6 +136,17 @@ def test_dry_run(holdfast, tmp_path, small):
         for cell in small.cells:
             results.save(made_up(cell.config.change(seed=seed)), tmp_path / "runs")
     assert "nothing to do" in holdfast("small", "--dry-run", "--seeds", "2")[1]
+
+
+@pytest.mark.parametrize("has", [True, False], ids=["has", "lacks"])
+def test_a_processor_without_bfloat16_is_announced(holdfast, tmp_path, monkeypatch, has):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has)
+    cell = ("table1", "--only", "benchmark=seq-cifar10,method=er,buffer_size=200", "--seeds", "1", "--dry-run")
+    code, _, err = holdfast(*cell, "--device", "cpu")
+    assert code == 0
+    assert ("in which 1 run would compute" in err) is not has
+    results.save(made_up(RunConfig.preset("seq-cifar10", "er", buffer_size=200)), tmp_path / "runs")
+    assert "bfloat16" not in holdfast(*cell, "--device", "cpu")[2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugin
 from holdfast.cli.screen import SweepScreen
 from holdfast.cli.verdicts import show_table
 from holdfast.config import RunConfig
-from holdfast.devices import choose_device
+from holdfast.devices import choose_device, lacks_bfloat16
 from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.experiments import Experiment, Results, Stored, Table, find_experiment, load_results
@@ -26,7 +26,7 @@ from holdfast.experiments.measures import unmeasured
 from holdfast.registry import unknown_name
 from holdfast.report import write_table_figures
 from holdfast.report.tables import table_json
-from holdfast.report.text import duration
+from holdfast.report.text import count, duration
 from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
 from holdfast.sweep.forecast import Forecast
 
@@ -91,6 +91,8 @@ def reproduce_command(
         known = load_results(*sources)
         tell_skipped(known.skipped, NAMED)
         missing = _missing_data(experiment, configs, known, data) if engine == "local" else {}
+        if engine == "local":  # on a cluster, other machines compute
+            _warn_of_bfloat16([config for config in configs if config not in known], device)
         if dry_run:
             _forecast(experiment, configs, known, jobs, device, missing, as_json=as_json)
             return
@@ -111,6 +113,16 @@ def reproduce_command(
             tell_skipped(known.skipped[len(known.unread) :], NAMED)  # what was found damaged since
             _show(made, summary, figures, as_json)
     _conclude(summary)
+
+
+def _warn_of_bfloat16(missing: list[RunConfig], device: str) -> None:
+    """Say so if runs will be slower than any forecast knows."""
+    slow = sum(config.precision == "bfloat16" for config in missing)
+    if slow and lacks_bfloat16(choose_device(device)):
+        tell(
+            f"this processor has no instructions for bfloat16, in which {count(slow, 'run')} would compute: a step of "
+            "a ResNet may take ten times as long as elsewhere"
+        )
 
 
 def _measure(runs: list[Stored], data: Path | None, device: str) -> None:
