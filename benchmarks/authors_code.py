@@ -4,12 +4,12 @@
     python benchmarks/authors_code.py ConsistencyCL --method er linf mse
 
 S-CIFAR-10 on a CPU, in float32 on one thread, with a narrow ResNet-18. After each step of the authors' program,
-Holdfast's loop makes the same one: from the same initial weights, it is told in which order samples come, how images are
-cropped and flipped, which samples are stored and which are drawn. All else is its own: tasks, views, buffer, losses,
-updates, tests.
+Holdfast's loop makes the same one: from the same initial weights, it is told in which order samples come, how images
+are cropped and flipped, which samples are stored and which are drawn. All else is its own: tasks, views, buffer,
+losses, updates, tests.
 
 Holdfast trains the authors' network here, with three passes a step, PyTorch's SGD, and pixels normalised by the same
-operations in the same order. Then nothing is rounded otherwise, and weights must be equal in every bit to the last step.
+operations in the same order. Then nothing is rounded otherwise: weights must be equal in every bit to the last step.
 
 With --own it trains its own network as in any run, with its own SGD and normalisation. Rounding then differs, and what
 differs grows from step to step; so its weights are set to the authors' after each, and the updates are compared.
