@@ -22,6 +22,7 @@ from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.devices import cpu_threads
 from holdfast.evaluation import Accuracies, Exam, evaluate
+from holdfast.learners import settings_for
 from holdfast.models import MODELS, ResNet18
 from holdfast.run_state import RunState
 from holdfast.training import train
@@ -65,6 +66,7 @@ def long_run(config: RunConfig, root: Path) -> dict[str, Any]:
         "code": "holdfast",
         "method": config.method,
         "buffer_size": config.buffer_size,
+        "replay_size": config.replay_size,
         "seed": config.seed,
         "epochs": config.epochs,
         "width": WIDTH,
@@ -91,11 +93,13 @@ def main() -> None:
     parser.add_argument("--buffer-size", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other settings than the preset's")
     options = parser.parse_args()
     for seed in options.seeds:
         for method in options.method:
             config = RunConfig.preset("seq-cifar10", method, buffer_size=options.buffer_size, seed=seed)
             config = config.change(epochs=options.epochs, model="narrow", train_limit=IMAGES, precision="float32")
+            config = config.parse(options.set, settings_for(config))
             with cpu_threads(1):
                 print(json.dumps(long_run(config, data_root(options.data))), flush=True)
 
