@@ -29,6 +29,8 @@ STEEP = 2.0
 """A last step that costs more points than this is counted."""
 FAMILY = ("last", "tail", "task_last", "task_tail")
 """The four questions asked of the two programs; their p-values are corrected together (Holm)."""
+TASK = 10_000
+"""Images of a task, where a run is not told to take fewer."""
 ENDS = ("accuracy", "task_il_accuracy")
 """What runs on a CPU reach after the very last step."""
 WITNESSES = ("der", "mse", "er-ace", "clser")
@@ -152,6 +154,21 @@ def first_task(runs: list[Run]) -> dict[str, Any]:
     return {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs), "low_runs": low}
 
 
+def beside(lines: list[Run]) -> dict[str, Any]:
+    """Whole runs of the authors' code and of Holdfast with the same random numbers, by method."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        of = found.setdefault(line["method"], {})
+        if line["own"]:
+            errors = {name: line[f"{name}_error_of_updates"] for name in ("median", "largest")}
+            of |= {f"{name}_error": 1e6 * error for name, error in errors.items()}  # in millionths
+        else:
+            names = ("epochs", "steps", "equal_steps", "largest_difference_of_accuracies")
+            of |= {"images": line["images"] or TASK, **{name: line[name] for name in names}}
+    same = [of for of in found.values() if of["equal_steps"] == of["steps"]]
+    return {"methods": found, "apart": max(of["largest_difference_of_accuracies"] for of in same)}
+
+
 def chosen_seeds(cells: list[Verdict], counts: tuple[int, ...] = (4, 5, 10), draws: int = 20_000) -> dict[str, Any]:
     """Could the published three runs of a cell be the best of more? Their mean would be higher, their spread smaller.
 
@@ -234,6 +251,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             [measures["task_tail"], *(each["task_il_accuracy"] for each in (cpu["er"], cpu["linf"], long["linf"]))]
         ),
         "first": first_task(read("first-task.jsonl", folder)),
+        "beside": beside(read("authors.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
         "witnesses": other_papers(),

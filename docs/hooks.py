@@ -281,6 +281,17 @@ def agreement() -> str:
     return "\n".join([*lines, ""])
 
 
+def beside() -> str:
+    """What benchmarks/authors_code.py found, a row per method."""
+    found = json.loads((DOCS / "pictures" / "how-sure.json").read_text("utf-8"))["beside"]["methods"]
+    columns = ["images a task", "epochs", "steps", "equal steps", "usual error (millionths)", "largest"]
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{len(columns) * '---:|'}"]
+    for method, each in found.items():
+        cells = [each[name] for name in ("images", "epochs", "steps", "equal_steps", "median_error", "largest_error")]
+        lines += [f"| {method} | {' | '.join(f'{cell:,.0f}' for cell in cells)} |"]
+    return "\n".join([*lines, ""])
+
+
 def language(kind: str) -> str:
     """A table of what benchmarks/language_numbers.py found: perplexity, lora, pairs, texts or cost."""
     found = json.loads((DOCS / "pictures" / "language-models.json").read_text("utf-8"))
@@ -536,6 +547,7 @@ def _text(text: str | None) -> str:
 
 TABLES = {
     "agreement": agreement,
+    "beside": beside,
     "chaos": chaos,
     "commands": commands,
     "few": few,

@@ -54,8 +54,8 @@ def queue(tmp_path):
 
 def test_the_committed_queue_is_in_the_order_asked_for():
     entries = work_off.read_queue(ROOT / "benchmarks" / "queue.toml")
-    assert [len(entry.configs) for entry in entries] == [15, 2, 66, 2, 10, 6, 1, 1, 1, 22, 2, 22, 4, 44, 11, 3]
-    first, tenth = entries[2].configs, entries[-2].configs
+    assert [len(entry.configs) for entry in entries] == [15, 2, 2, 66, 2, 10, 6, 1, 1, 1, 22, 2, 22, 4, 44, 11, 3]
+    first, tenth = entries[3].configs, entries[-2].configs
     assert {config.benchmark for config in first} == {"seq-cifar10"}
     assert [config.seed for config in first] == sorted(config.seed for config in first), "every cell gets a seed first"
     assert {(config.epochs, config.buffer_size) for config in tenth} == {(10, 500)}
@@ -66,7 +66,7 @@ def test_what_is_there_is_passed_over(capsys):
     assert work_off.main(["--list"]) == 0
     said = capsys.readouterr().out
     there = len(load_results(ROOT / "results" / "seq-cifar10"))
-    counted = int(said.splitlines()[2].rpartition(": ")[2].split()[0])
+    counted = int(said.splitlines()[3].rpartition(": ")[2].split()[0])
     assert 18 <= counted <= there
     assert len(said.splitlines()) == len(work_off.read_queue(ROOT / "benchmarks" / "queue.toml"))
 
