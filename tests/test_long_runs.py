@@ -35,10 +35,11 @@ def test_reading_accuracy_in_between_changes_nothing(script, monkeypatch, tmp_pa
     )
     made = made_up(config, samples=config.train_limit)
     data = replace(made, tasks=tuple(map(with_few_tests, made.tasks)))
-    monkeypatch.setattr(script, "make_benchmark", lambda config, root: data)
+    monkeypatch.setattr(script, "make_benchmark", lambda config, root, device: data)
     monkeypatch.setattr(script, "TAIL", tail)
     line, plain = script.long_run(config, tmp_path), run(config, benchmark=data, device="cpu")
     assert line["accuracy"] == round(plain.accuracy, 3)
     assert line["task_il_accuracy"] == round(plain.task_il_accuracy, 3)
+    assert (len(line["tail"]), line["tail"][-1]) == (tail, round(plain.accuracy, 2))
     assert (line["mean_of_last_10_steps"] == line["accuracy"]) == (tail == 1)
     assert line["fingerprint"] == config.fingerprint
