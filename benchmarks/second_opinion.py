@@ -33,6 +33,8 @@ TASK = 10_000
 """Images of a task, where a run is not told to take fewer."""
 ENDS = ("accuracy", "task_il_accuracy")
 """What runs on a CPU reach after the very last step."""
+LOW = 65.0
+"""Runs of five epochs that end below this accuracy are counted: none of the authors' code does."""
 WITNESSES = ("der", "mse", "er-ace", "clser")
 """Methods of other papers that end knowing more than the newest task."""
 
@@ -154,6 +156,27 @@ def first_task(runs: list[Run]) -> dict[str, Any]:
     return {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs), "low_runs": low}
 
 
+def versions(holdfast: list[Run], before: np.ndarray, later: list[Run], authors: np.ndarray) -> dict[str, Any]:
+    """Accuracy at the last step by version, and whether the versions since 27b4ce9 have what the authors' code has.
+
+    Fisher's test asks whether fewer of their runs are low than chance explains.
+    """
+    first = np.array([run["accuracy"] for run in holdfast if run["commit"].startswith("0333b9f")])
+    since = [run for run in (*holdfast, *later) if not run["commit"].startswith("0333b9f")]
+    new, old = np.array([run["accuracy"] for run in since]), np.concatenate([before, first])
+    low = {name: int((each < LOW).sum()) for name, each in (("before", old), ("since", new), ("authors", authors))}
+    table = [[low["before"], len(old) - low["before"]], [low["since"], len(new) - low["since"]]]
+    return {
+        "before": describe(old),
+        "since": describe(new),
+        "since_task": describe(np.array([run["task_il_accuracy"] for run in since])),
+        "later": describe(np.array([run["accuracy"] for run in later])),
+        "authors": compare(new, authors),
+        "low": low,
+        "fisher_p": stats.fisher_exact(table).pvalue,
+    }
+
+
 def beside(lines: list[Run]) -> dict[str, Any]:
     """Whole runs of the authors' code and of Holdfast with the same random numbers, by method."""
     found: dict[str, Any] = {}
@@ -239,6 +262,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "holdfast_last": compare(values["last"][0], authors),
             "second_last": compare(values["last"][1], authors),
         },
+        "versions": versions(holdfast, before, read("later.jsonl", folder), authors),
         "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
         "again": {
             "earlier": describe(before),
