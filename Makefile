@@ -7,7 +7,7 @@ LIGHT := $(VENV)/light
 READY := $(VENV)/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick check format slow chaos friends dist docs pictures lock readme speeds report clean
+.PHONY: demo test quick check format slow chaos friends dist docs pictures numbers lock speeds report clean
 
 demo: $(LIGHT)
 	$(BIN)/holdfast demo
@@ -74,15 +74,15 @@ docs: $(READY)
 pictures: $(READY)
 	$(BIN)/python docs/make_pictures.py
 
+# The numbers and tables of README and pages, from result files, measurements and the program.
+numbers: $(READY)
+	$(BIN)/python docs/make_numbers.py
+
 # The hashes of everything in constraints.txt.
 lock:
 	test -x build/lock/bin/python || $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
 	build/lock/bin/python scripts/lock.py
-
-# The README's table, and the report page, from the result files.
-readme: $(READY)
-	$(BIN)/python docs/update_readme.py
 
 # The speeds from which the time of a run is guessed, from what `holdfast bench` printed.
 speeds: $(READY)

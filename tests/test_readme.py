@@ -1,8 +1,8 @@
 """The README says what is so: its table comes from the result files, its examples run."""
 
 import inspect
+import json
 import re
-import runpy
 import shlex
 from pathlib import Path
 
@@ -12,21 +12,27 @@ import typer.main
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.results import RunResult, save
+from make_numbers import filled
+from tables import results
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def test_the_results_table_is_that_of_the_result_files():
-    script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
-    assert script["with_results"](README) == README, "run `make readme`"
+def test_its_numbers_and_tables_are_those_of_the_files():
+    assert filled(README) == README, "run `make numbers`"
 
 
-def test_the_speeds_are_those_of_one_file():
-    script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
-    assert script["with_speeds"](README) == README, "run `make readme`"
+def test_it_tells_speeds():
     told = README.partition("<!-- speed:begin -->")[2].partition("<!-- speed:end -->")[0]
     assert "steps per second" in " ".join(told.split())
+
+
+def test_what_it_says_of_a_run_that_fell_to_chance_is_so():
+    files = (ROOT / "results" / "rot-mnist").glob("dino-500-seed?.json")
+    worst, *others = sorted(json.loads(path.read_text("utf-8"))["accuracy"] for path in files)
+    assert (len(others), round(worst)) == (9, 10)
+    assert f"The other nine reach {others[0]:.0f} to {others[-1]:.0f}." in " ".join(README.split())
 
 
 def test_it_says_where_to_find_what():
@@ -50,7 +56,6 @@ def test_it_says_where_to_find_what():
 
 
 def test_the_field_is_shown_as_far_as_there_are_results(tmp_path):
-    script = runpy.run_path(str(ROOT / "docs" / "update_readme.py"))
     for number, (method, benchmark) in enumerate(
         (("er", "rot-mnist"), ("mse", "seq-cifar10"), ("clser", "rot-mnist"), ("lwf", "rot-mnist"))
     ):
@@ -58,9 +63,9 @@ def test_the_field_is_shown_as_far_as_there_are_results(tmp_path):
             config = hf.RunConfig.preset(benchmark, method, buffer_size=200, seed=seed)
             matrix = torch.full((2, 2), 90.0 + number + seed, dtype=torch.float64)
             save(RunResult(config, matrix, matrix, matrix[0], 10.0), tmp_path)
-        readme = script["with_results"](README, tmp_path)
-        assert ("### The field" in readme) == (method in ("clser", "lwf"))
-    shown = readme.partition("### The field")[2].partition("<!-- results:end -->")[0]
+        made = results(tmp_path)
+        assert ("### The field" in made) == (method in ("clser", "lwf"))
+    shown = made.partition("### The field")[2]
     table = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
     assert table == [
         "**no buffer**",

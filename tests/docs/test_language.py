@@ -9,6 +9,8 @@ from statistics import fmean, stdev
 
 import pytest
 
+from tables.common import measured
+
 from .blocks import ROOT
 
 SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "language_numbers.py"))
@@ -166,9 +168,12 @@ def test_the_trainer_costs_no_more_than_wanted(name):
     assert max(each["ratio"] for each in measured["steps"].values()) <= 1.3
 
 
-def test_numbers_of_the_page_come_from_the_file():
+def test_numbers_of_the_page_come_from_the_file(found):
     """No perplexity and no ratio is typed: what is left are sizes of buffers, levels and the goals."""
-    typed = re.sub(r"\{\{.*?\}\}|\]\(.*?\)", "", PAGE, flags=re.DOTALL)
+    tables = r"<!-- (.*?):begin -->.*?<!-- \1:end -->"
+    typed = re.sub(rf"{tables}|[\d.,]+<!-- .*? -->|\]\(.*?\)", "", PAGE, flags=re.DOTALL)
+    assert PAGE.count("on one NVIDIA H200") == 2, "a name is no number, so it is typed"
+    assert {found["settings"]["about"]["device"], measured("trainer-h200")["device"]} == {"NVIDIA H200"}
     allowed = {"0.5", "2", "5", "95", "1", "15", "1.03", "1.3"}
     assert set(re.findall(r"(?<![\w-])\d[\d.,]*\d|(?<![\w-])\d", typed)) <= allowed
 

@@ -1,7 +1,6 @@
 """The page "Past the field": its tables are those of the committed runs, and its sentences are so."""
 
 import json
-import runpy
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -9,12 +8,13 @@ import pytest
 from scipy import stats
 
 from holdfast.config import RunConfig
+from holdfast.experiments import EXPERIMENTS, assess
 from holdfast.regularizers import REGULARIZERS
 from holdfast.report import gather
+from tables.beyond import GROWTH, candidates, lag, last_rows, regularizers, turning
 
 from .blocks import ROOT
 
-HOOKS = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
 PAGE = (ROOT / "docs" / "concepts" / "beyond.md").read_text("utf-8")
 
 
@@ -43,16 +43,16 @@ KINDS = {("resnet18", 5): 1, ("resnet18", 20): 1, ("narrow", 1): 1, ("narrow", 3
 def test_the_tables_have_every_run(runs):
     assert {key[:2] for key in runs} == set(KINDS)
     for network, epochs in KINDS:
-        assert f"<!-- candidates: {network} {epochs} -->" in PAGE
-        table = HOOKS["candidates"](f"{network} {epochs}")
+        assert f"<!-- candidates {network} {epochs}:begin -->" in PAGE
+        table = candidates(network, str(epochs))
         shown = [row for key, row in runs.items() if key[:2] == (network, epochs)]
         assert len(table.splitlines()) == 2 + len(shown)
         for row in shown:
             told = f"{fmean(row['accuracies']):.1f}" if row["accuracies"] else "the loss became infinite"
             assert f"| {row['candidate']} | {len(row['accuracies'])} | {told}" in table
-    assert "<!-- lag -->" in PAGE
+    assert "<!-- lag:begin -->" in PAGE
     first = [row["accuracy"] for row in read("lag.jsonl") if (row["share"], row["idea"]) == (0.7, "")]
-    assert f"| 0.7 | {fmean(first):.1f} ± " in HOOKS["lag"]()
+    assert f"| 0.7 | {fmean(first):.1f} ± " in lag()
 
 
 def test_what_the_page_says_is_so(runs):
@@ -162,7 +162,7 @@ def test_what_the_page_says_of_turned_images_is_so(runs):
     best = max((row["accuracies"][0], name) for (*kind, name), row in runs.items() if kind == ["resnet18", 20])
     assert best[1].endswith("turned")
 
-    assert "<!-- few -->" in PAGE
+    assert "<!-- few:begin -->" in PAGE
     few = {row["candidate"]: row["accuracies"] for row in read("few.jsonl")}
     once = "average for evaluation only, adjusted, very fast"
     assert all(len(values) == 2 for values in few.values())
@@ -190,7 +190,7 @@ def test_what_the_page_says_of_regularizers_is_so(runs):
     rows = {
         (row["settings"].get("regularizer", "mse"), row["settings"]["beta"]): row for row in read("regularizers.jsonl")
     }
-    assert "<!-- regularizers -->" in PAGE
+    assert "<!-- regularizers:begin -->" in PAGE
     names, betas = ({key[place] for key in rows} for place in (0, 1))
     assert names == set(REGULARIZERS)
     assert len(rows) == len(names) * len(betas) == 55
@@ -200,7 +200,7 @@ def test_what_the_page_says_of_regularizers_is_so(runs):
         chosen = max(first, key=first.get)
         assert [beta for beta in betas if len(rows[name, beta]["accuracies"]) == 3] == [chosen]
         best[name] = (fmean(rows[name, chosen]["accuracies"]), chosen)
-        assert f"| {name} | " in HOOKS["regularizers"]()
+        assert f"| {name} | " in regularizers()
     norms, directions = {"l1", "l2", "linf", "mse"}, {"dino", "simclr", "simsiam", "byol", "barlow"}
     assert all(round(best[name][0]) == 91 for name in norms)
     weights = [best[name][1] for name in norms]
@@ -230,17 +230,17 @@ def test_what_the_page_says_of_statistics_is_so():
 
 def test_what_the_page_says_of_full_length_is_so():
     accuracy = {
-        (method, size): fmean(fmean(row) for row in HOOKS["last_rows"](method, size))
+        (method, size): fmean(fmean(row) for row in last_rows(method, size))
         for method in ("mse", "er", "linf", "ballast")
         for size in (200, 500)
     }
     assert max((accuracy[key], key) for key in accuracy if key[1] == 200)[1] == ("ballast", 200)
-    field = HOOKS["EXPERIMENTS"]["field"].select(["benchmark=seq-cifar10", "metric=accuracy"])
+    field = EXPERIMENTS["field"].select(["benchmark=seq-cifar10", "metric=accuracy"])
     published = {
         size: max(cell.published.mean for cell in field.cells if cell.published and cell.config.buffer_size == size)
         for size in (200, 500)
     }
-    ours = {size: [fmean(row) for row in HOOKS["last_rows"]("ballast", size)] for size in (200, 500)}
+    ours = {size: [fmean(row) for row in last_rows("ballast", size)] for size in (200, 500)}
     for size in (200, 500):
         assert accuracy["ballast", size] > published[size]
         assert len(ours[size]) == 3
@@ -253,22 +253,21 @@ def test_what_the_page_says_of_full_length_is_so():
         low, high = stats.t.interval(0.95, 2, fmean(ours[size]), stdev(ours[size]) / sqrt(3))
         assert all(low < each < high for each in others), "may be chance"
 
-    assert "<!-- growth -->" in PAGE
-    sets = list(HOOKS["GROWTH"].values())
+    assert "<!-- growth:begin -->" in PAGE
+    sets = list(GROWTH.values())
     for size in (200, 500):
-        rows = [HOOKS["last_rows"]("ballast", size, each) for each in sets]
+        rows = [last_rows("ballast", size, each) for each in sets]
         *_, before, after = ([fmean(row) for row in each] for each in rows)
         gained = [b - a for a, b in zip(before, after, strict=True)]
         assert round(fmean(gained)) == 3, "three points with both buffers"
         assert min(gained) > 0, "each of six pairs"
     for size in (200, 500):
         mine, theirs = (
-            [fmean(column) for column in zip(*HOOKS["last_rows"](method, size), strict=True)]
-            for method in ("ballast", "mse")
+            [fmean(column) for column in zip(*last_rows(method, size), strict=True)] for method in ("ballast", "mse")
         )
         assert 0 < mine[-1] - fmean(mine[:-1]) < theirs[-1] - fmean(theirs[:-1]), "prefers the newest, less than mse"
-    assert "<!-- full -->" in PAGE
-    assert "<!-- tasks -->" in PAGE
+    assert "<!-- full:begin -->" in PAGE
+    assert "<!-- tasks:begin -->" in PAGE
 
 
 def test_what_the_page_says_of_turning_digits_is_so():
@@ -276,7 +275,7 @@ def test_what_the_page_says_of_turning_digits_is_so():
 
     def over_the_next(benchmark, size):
         chosen = [f"benchmark={benchmark}", f"buffer_size={size}", "metric=accuracy"]
-        verdicts = HOOKS["assess"](HOOKS["EXPERIMENTS"]["field"].select(chosen), found).verdicts
+        verdicts = assess(EXPERIMENTS["field"].select(chosen), found).verdicts
         assert all(each.n == 10 for each in verdicts)
         (first, best), (second, next_best), *_ = sorted(((each.mean, each.cell.row) for each in verdicts), reverse=True)
         assert (best, next_best) == ("ballast", "clser")
@@ -296,8 +295,8 @@ def test_what_the_page_says_of_turning_digits_is_so():
         assert 2.5 < target - mean["average as target, decay 0.999", size] < 5, "three to five points"
         assert mean["average for evaluation only, adjusted", size] > mean["average as target, adjusted", size]
         assert target - mean["average as target, asymmetric", size] > 2, "two points or more"
-    assert "<!-- turning -->" in PAGE
-    assert all(HOOKS["turning"]().count(f"| {idea} |") == 1 for idea, _ in rows)
+    assert "<!-- turning:begin -->" in PAGE
+    assert all(turning().count(f"| {idea} |") == 1 for idea, _ in rows)
 
     preset = RunConfig.preset("mnist-360", "ballast", buffer_size=200, seed=100)
     chosen = rows["average for evaluation only, adjusted", 200]

@@ -7,6 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.experiments import EXPERIMENTS
+from tables.agreement import parallel, parallel_runs
+from tables.papers import witness_verdicts, witnesses
+
 from .blocks import ROOT
 
 SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "second_opinion.py"))
@@ -107,8 +111,7 @@ def test_what_the_page_says_of_seeds_and_settings_is_so(found):
 
 
 def test_what_the_page_says_of_other_papers_is_so(found):
-    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    verdicts, table = hooks["witness_verdicts"](), hooks["witnesses"]()
+    verdicts, table = witness_verdicts(), witnesses()
     cells = {key: each.difference for key, each in verdicts.items()}
     ours = {key: each.mean for key, each in verdicts.items()}
     keepers = [(method, size, "accuracy") for method in ("der", "mse", "er-ace", "clser") for size in (200, 500)]
@@ -194,8 +197,7 @@ def test_the_best_of_more_runs_by_tables():
 
 
 def test_what_the_page_says_of_several_gpus_is_so():
-    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    runs = hooks["parallel_runs"]()
+    runs = parallel_runs()
     counts = {key: {gpus: len(each) for gpus, each in cells.items()} for key, cells in runs.items()}
     narrow, whole = ("resnet18-8", 1), ("resnet18", 5)
     assert counts == {(*narrow, method): {1: 3, 2: 3, 4: 3} for method in ("er", "linf")} | {
@@ -208,9 +210,7 @@ def test_what_the_page_says_of_several_gpus_is_so():
     apart = max(max(each) - min(each) for each in runs[*whole, "linf"].values())
     assert linf[2] - linf[1] < apart, "no more than seeds differ"
     page = (ROOT / "docs" / "concepts" / "how-sure.md").read_text("utf-8")
-    table1 = hooks["EXPERIMENTS"]["table1"].select(
-        ["benchmark=seq-cifar10", "buffer_size=500", "method=er", "metric=accuracy"]
-    )
+    table1 = EXPERIMENTS["table1"].select(["benchmark=seq-cifar10", "buffer_size=500", "method=er", "metric=accuracy"])
     (cell,) = table1.cells
     assert f"{cell.published.mean:.2f} for er at full length" in page.replace("\n", " ")
-    assert f"| narrow network, 1 epoch, er | {means[*narrow, 'er'][1]:.1f} ± " in hooks["parallel"]()
+    assert f"| narrow network, 1 epoch, er | {means[*narrow, 'er'][1]:.1f} ± " in parallel()

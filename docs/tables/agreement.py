@@ -1,0 +1,59 @@
+"""Tables of the page "How sure are we of our numbers?"."""
+
+from __future__ import annotations
+
+import re
+
+from tables.common import RESULTS, measured, read_lines, spread, table, typeset
+
+MEASURES = {
+    "tail": "accuracy, mean of the last 10 steps",
+    "last": "accuracy at the last step",
+    "before": "accuracy one step before",
+    "task_tail": "Task-IL, mean of the last 10 steps",
+    "task_last": "Task-IL at the last step",
+}
+"""Names of measures in how-sure.json, and what the page calls them."""
+
+
+def agreement() -> str:
+    """How closely two programs for S-CIFAR-10 agree, a row per measure, as benchmarks/second_opinion.py found."""
+    rows = []
+    for name, title in MEASURES.items():
+        each = measured("how-sure")["measures"][name]
+        ours, theirs = (f"{each[code]['mean']:.2f} ± {each[code]['sd']:.2f}" for code in ("holdfast", "second"))
+        low, high = each["interval90"]
+        apart = typeset(f"{each['difference']:+.2f} ({low:+.2f} to {high:+.2f})")
+        chance = f"{each['welch_p']:.3f}; {each['mann_whitney_p']:.3f}"
+        sure = ("yes" if inside else "open" for inside in each["equivalent"].values())
+        rows.append([title, ours, theirs, apart, chance, *sure])
+    heads = ["", "Holdfast", "second opinion", "difference, 90 % interval", "p (Welch; ranks)", "within 1", "within 2"]
+    return table(heads, rows, words=2)
+
+
+def beside() -> str:
+    """What benchmarks/authors_code.py found, a row per method."""
+    names = ("images", "epochs", "steps", "equal_steps", "median_error", "largest_error")
+    found = measured("how-sure")["beside"]["methods"]
+    heads = ["images a task", "epochs", "steps", "equal steps", "usual error (millionths)", "largest"]
+    rows = ([method, *(f"{each[name]:,.0f}" for name in names)] for method, each in found.items())
+    return table(["", *heads], rows)
+
+
+def parallel() -> str:
+    """What benchmarks/data_parallel.py found: accuracy by network and method, as on one GPU and on several."""
+    rows = []
+    for (network, epochs, method), cells in parallel_runs().items():
+        size = "whole" if network == "resnet18" else "narrow"
+        title = f"{size} network, {epochs} epoch{'s' * (epochs > 1)}, {method}"
+        rows.append([title, *(spread(cells[gpus]) if gpus in cells else "" for gpus in (1, 2, 4))])
+    return table(["", "1 GPU", "2 GPUs", "4 GPUs"], rows)
+
+
+def parallel_runs() -> dict[tuple[str, int, str], dict[int, list[float]]]:
+    """The accuracies by network, epochs and method, then by number of GPUs."""
+    found: dict[tuple[str, int, str], dict[int, list[float]]] = {}
+    for row in read_lines(RESULTS / "second-opinion" / "data-parallel.jsonl"):
+        network, gpus = re.fullmatch(r"(.*?)(?:-(\d)-gpus)?", row["model"]).groups()  # type: ignore[union-attr]
+        found.setdefault((network, row["epochs"], row["method"]), {})[int(gpus or 1)] = row["accuracies"]
+    return found
