@@ -33,8 +33,10 @@ TASK = 10_000
 """Images of a task, where a run is not told to take fewer."""
 ENDS = ("accuracy", "task_il_accuracy")
 """What runs on a CPU reach after the very last step."""
-LOW = 65.0
-"""Runs of five epochs that end below this accuracy are counted: none of the authors' code does."""
+FIRST = "0333b9f"
+"""The version of the first 24 runs."""
+UNEVEN = 4
+"""A last minibatch of 16 is called uneven if 12 or more of its samples are of one class."""
 WITNESSES = ("der", "mse", "er-ace", "clser")
 """Methods of other papers that end knowing more than the newest task."""
 
@@ -156,25 +158,71 @@ def first_task(runs: list[Run]) -> dict[str, Any]:
     return {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs), "low_runs": low}
 
 
-def versions(holdfast: list[Run], before: np.ndarray, later: list[Run], authors: np.ndarray) -> dict[str, Any]:
-    """Accuracy at the last step by version, and whether the versions since 27b4ce9 have what the authors' code has.
-
-    Fisher's test asks whether fewer of their runs are low than chance explains.
-    """
-    first = np.array([run["accuracy"] for run in holdfast if run["commit"].startswith("0333b9f")])
-    since = [run for run in (*holdfast, *later) if not run["commit"].startswith("0333b9f")]
-    new, old = np.array([run["accuracy"] for run in since]), np.concatenate([before, first])
-    low = {name: int((each < LOW).sum()) for name, each in (("before", old), ("since", new), ("authors", authors))}
-    table = [[low["before"], len(old) - low["before"]], [low["since"], len(new) - low["since"]]]
+def all_runs(holdfast: list[Run], later: list[Run], authors: np.ndarray, folder: Path = FOLDER) -> dict[str, Any]:
+    """Accuracy at the last step of every run of Holdfast beside the authors' code: all, and those that end evenly."""
+    far, runs = last_uneven(folder), [*holdfast, *later]
+    accuracies, seeds = np.array([run["accuracy"] for run in runs]), [run["seed"] for run in runs]
+    even = accuracies[[not far[5, seed][-1] for seed in seeds]]
+    first = [run for run in holdfast if run["commit"].startswith(FIRST)]
+    lowest = sorted(first, key=lambda run: run["accuracy"])[:6]
     return {
-        "before": describe(old),
-        "since": describe(new),
-        "since_task": describe(np.array([run["task_il_accuracy"] for run in since])),
+        "all": {**describe(accuracies), **compare(accuracies, authors)},
+        "even": {**describe(even), **compare(even, authors)},
+        "first": describe(np.array([run["accuracy"] for run in first])),
         "later": describe(np.array([run["accuracy"] for run in later])),
-        "authors": compare(new, authors),
-        "low": low,
-        "fisher_p": stats.fisher_exact(table).pvalue,
+        "uneven_of_first": sum(far[5, run["seed"]][-1] for run in first),
+        "uneven_of_lowest": sum(far[5, run["seed"]][-1] for run in lowest),
     }
+
+
+def last_uneven(folder: Path = FOLDER) -> dict[tuple[int, int], list[bool]]:
+    """By epochs and seed: whether the last minibatch of each task is uneven."""
+    lines = read("last-minibatches.jsonl", folder)
+    return {
+        (line["epochs"], line["seed"]): [abs(count - 8) >= UNEVEN for count in line["of_second_class"]]
+        for line in lines
+    }
+
+
+def minibatches(holdfast: list[Run], cells: list[Verdict], folder: Path = FOLDER) -> dict[str, Any]:
+    """What the last minibatch before an accuracy is read has to do with it, by how evenly it has both classes."""
+    far = last_uneven(folder)
+    counts = {
+        line["seed"]: line["of_second_class"] for line in read("last-minibatches.jsonl", folder) if line["epochs"] == 50
+    }
+    drops = [(far[5, run["seed"]][-1], run["tail"][-2] - run["tail"][-1]) for run in holdfast]
+    ends = []
+    for task in range(5):
+        seen = np.array([np.mean(run["accuracy_matrix"][task][: task + 1]) for run in holdfast])
+        ends += [(far[5, run["seed"]][task], at) for run, at in zip(holdfast, seen - seen.mean(), strict=True)]
+    tried: dict[tuple[int, int], list[Run]] = {}
+    for line in read("last-step.jsonl", folder):
+        tried.setdefault((line["samples"], line["of_second_class"]), []).append(line)
+    whole = [cell.values for cell in cells if cell.n == 3 and cell.cell.config.method != "er"]
+    first = np.array([values[0] - np.mean(values[1:]) for values in whole])  # values are in the order of seeds
+    return {
+        "chance": 2 * stats.binom.cdf(8 - UNEVEN, 16, 0.5),
+        "drops": _apart(drops),
+        "ends": _apart(ends),
+        "table": {str(seed): counts[seed][-1] for seed in range(3)},
+        "first_seed": {"n": len(first), "mean": first.mean(), "error": first.std(ddof=1) / sqrt(len(first))},
+        "tried": [
+            {
+                "samples": samples,
+                "of_second_class": count,
+                "n": len(lines),
+                "change": np.mean([line["change"] for line in lines]),
+                "gradient": np.median([line["gradient"] for line in lines]),
+            }
+            for (samples, count), lines in sorted(tried.items())
+        ],
+    }
+
+
+def _apart(values: list[tuple[bool, float]]) -> dict[str, Any]:
+    """Numbers that belong to uneven minibatches and to others, and whether they differ."""
+    uneven, even = (np.array([value for far, value in values if far == which]) for which in (True, False))
+    return {"uneven": describe(uneven), "even": describe(even), "p": stats.mannwhitneyu(uneven, even).pvalue}
 
 
 def beside(lines: list[Run]) -> dict[str, Any]:
@@ -262,7 +310,8 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "holdfast_last": compare(values["last"][0], authors),
             "second_last": compare(values["last"][1], authors),
         },
-        "versions": versions(holdfast, before, read("later.jsonl", folder), authors),
+        "all_runs": all_runs(holdfast, read("later.jsonl", folder), authors, folder),
+        "minibatches": minibatches(holdfast, cells, folder),
         "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
         "again": {
             "earlier": describe(before),
