@@ -88,29 +88,29 @@ def reproduce_command(
     until = None if minutes is None else time.monotonic() + 60 * minutes
     with _folder_and_runner(out, engine, address, jobs, device, until) as (folder, runner):
         sources = (folder, *(results or []))
-        known = load_results(*sources)
-        tell_skipped(known.skipped, NAMED)
-        missing = _missing_data(experiment, configs, known, data) if engine == "local" else {}
+        there = load_results(*sources)
+        tell_skipped(there.skipped, NAMED)
+        missing = _missing_data(experiment, configs, there, data) if engine == "local" else {}
         if engine == "local":  # on a cluster, other machines compute
-            _warn_of_bfloat16([config for config in configs if config not in known], device)
+            _warn_of_bfloat16([config for config in configs if config not in there], device)
         if dry_run:
-            _forecast(experiment, configs, known, jobs, device, missing, as_json=as_json)
+            _forecast(experiment, configs, there, jobs, device, missing, as_json=as_json)
             return
         _fetch(missing, data)
         summary = SweepSummary(there=configs)
-        if not all(config in known for config in configs):
+        if not all(config in there for config in configs):
             options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or [], "until": until}
-            with SweepScreen(experiment.name, configs, folder, known, Rates(known, device)) as screen:
-                summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
-            known = load_results(*sources)
+            with SweepScreen(experiment.name, configs, folder, there, Rates(there, device)) as screen:
+                summary = sweep(configs, folder, runner=runner, there=there, watch=screen.watch, **options)
+            there = load_results(*sources)
         if not summary.interrupted and not summary.out_of_time:
-            _measure(unmeasured(experiment, configs, known), data, device)
-        made = experiments.assess(experiment, known, range(seeds))
+            _measure(unmeasured(experiment, configs, there), data, device)
+        made = experiments.assess(experiment, there, range(seeds))
         figures: list[Path] = []
         try:
             figures += [] if "://" in out else _draw(made, folder)
         finally:  # a folder that cannot be written to does not hide the table
-            tell_skipped(known.skipped[len(known.unread) :], NAMED)  # what was found damaged since
+            tell_skipped(there.skipped[len(there.unread) :], NAMED)  # what was found damaged since
             _show(made, summary, figures, as_json)
     _conclude(summary)
 
@@ -153,11 +153,11 @@ def _draw(made: Table, folder: Path) -> list[Path]:
 
 
 def _missing_data(
-    experiment: Experiment, configs: list[RunConfig], known: Results, data: Path | None
+    experiment: Experiment, configs: list[RunConfig], there: Results, data: Path | None
 ) -> dict[str, list[str]]:
     """Data sets that are not there and would be needed, each with the benchmarks that read it."""
-    wanted = [config for config in configs if config not in known]
-    wanted += [stored.config for stored in unmeasured(experiment, configs, known)]
+    wanted = [config for config in configs if config not in there]
+    wanted += [stored.config for stored in unmeasured(experiment, configs, there)]
     found: dict[str, list[str]] = {}
     for benchmark in dict.fromkeys(config.benchmark for config in wanted):
         for name in required_data(benchmark):
@@ -209,7 +209,7 @@ def _folder_and_runner(
 def _forecast(
     experiment: Experiment,
     configs: list[RunConfig],
-    known: Results,
+    there: Results,
     jobs: int | None,
     device: str,
     missing: dict[str, list[str]],
@@ -223,12 +223,12 @@ def _forecast(
     parts = {name: [config for config in configs if config.benchmark == name] for name in benchmarks}
     rows, plans = [], dict[str, dict[str, Any]]()
     for name, wanted in {**(parts if len(parts) > 1 else {}), "all": configs}.items():
-        left = [config for config in wanted if config not in known]
-        told = forecast(left, known, jobs=at_once, device=device)
-        there, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
+        left = [config for config in wanted if config not in there]
+        told = forecast(left, there, jobs=at_once, device=device)
+        found, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
         state = "missing" if lacking else "there"  # which are missing is told below
-        rows.append((name, len(wanted), there, len(left), _span(told, left), state))
-        plans[name] = {"runs": len(wanted), "there": there, "to_run": len(left), "seconds": told.seconds}
+        rows.append((name, len(wanted), found, len(left), _span(told, left), state))
+        plans[name] = {"runs": len(wanted), "there": found, "to_run": len(left), "seconds": told.seconds}
         plans[name] |= {"not_measured": len(told.unknown), "missing_data": lacking}
     if as_json:
         print(json.dumps({"experiment": experiment.name, "at_once": at_once, "plan": plans}))

@@ -26,9 +26,9 @@ FIRST_GUESS = 0.02  # share of the work that must be done before the time left m
 class SweepScreen(Lines):
     """Shows a sweep while inside a `with` block; silent where standard error is not a terminal."""
 
-    def __init__(self, title: str, configs: Sequence[RunConfig], out: Path, known: Results, rates: Rates) -> None:
+    def __init__(self, title: str, configs: Sequence[RunConfig], out: Path, there: Results, rates: Rates) -> None:
         self._title, self._out = title, out
-        self._todo = [config for config in configs if config not in known]
+        self._todo = [config for config in configs if config not in there]
         guesses = [seconds for config in self._todo if (seconds := rates.seconds(config))]
         usual = fmean(guesses) if guesses else 1.0
         self._work = {config: rates.seconds(config) or usual for config in self._todo}

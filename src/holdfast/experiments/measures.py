@@ -84,10 +84,10 @@ for _measure in (
     MEASURES.register(_measure.name, _measure.label)(_measure)
 
 
-def unmeasured(experiment: Experiment, configs: Iterable[RunConfig], known: Results) -> list[Stored]:
+def unmeasured(experiment: Experiment, configs: Iterable[RunConfig], there: Results) -> list[Stored]:
     """The finished runs whose robustness is asked for and not known yet, without those where it cannot be read."""
     robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
-    found = [known.get(config) for config in configs if config.change(seed=0) in robust]
+    found = [there.get(config) for config in configs if config.change(seed=0) in robust]
     return [run for run in found if run and not all(name in run.measures for name in ROBUSTNESS) and not run.damage]
 
 

@@ -177,7 +177,7 @@ def throttled(tell: Callable[[Event], bool | None]) -> Callable[[Progress], bool
             return None
         last[progress.config] = now
         # The last row has all tasks, also where they were learned at once.
-        known = progress.task + 1 if progress.task + 1 < progress.stages else None
-        return tell(Event("moved", progress.config, progress.fraction, row=tuple(row[:known]) if row else None))
+        learned = progress.task + 1 if progress.task + 1 < progress.stages else None
+        return tell(Event("moved", progress.config, progress.fraction, row=tuple(row[:learned]) if row else None))
 
     return on_step
