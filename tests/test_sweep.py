@@ -118,6 +118,18 @@ def test_failure_is_recorded_and_tried_again(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("runner", [inline, ProcessRunner(1), FleetRunner(2)], ids=["inline", "processes", "fleet"])
+def test_a_run_that_diverged_is_told_from_one_that_failed_otherwise(tmp_path, runner):
+    failed = {}
+
+    def watch(event):
+        if event.kind == "failed":
+            failed[event.config] = event.diverged
+
+    sweep([HOPELESS, tiny(model="resnet81")], tmp_path, runner=runner, device="cpu", watch=watch)
+    assert failed == {HOPELESS: True, tiny(model="resnet81"): False}
+
+
 def test_success_removes_the_record_of_a_failure(tmp_path):
     (tmp_path / "failed").mkdir()
     record = tmp_path / "failed" / f"{GRID[0].fingerprint}.json"

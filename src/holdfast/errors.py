@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["CheckpointError", "DataError", "HoldfastError", "StorageError", "TrainingError", "UsageError", "needing"]
+__all__ = ["CheckpointError", "DataError", "DivergenceError", "HoldfastError", "StorageError", "TrainingError"]
+__all__ += ["UsageError", "needing"]
 
 
 class HoldfastError(Exception):
@@ -24,6 +25,10 @@ class DataError(HoldfastError):
 
 class TrainingError(HoldfastError):
     """A run cannot go on, for instance because its loss is no longer finite."""
+
+
+class DivergenceError(TrainingError):
+    """The loss or the weights are no longer finite, and not for numbers in the data: other settings may do better."""
 
 
 class CheckpointError(HoldfastError):
