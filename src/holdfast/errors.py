@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["CheckpointError", "DataError", "DivergenceError", "HoldfastError", "StorageError", "TrainingError"]
-__all__ += ["UsageError", "needing"]
+__all__ += ["UnknownNameError", "UsageError", "needing"]
 
 
 class HoldfastError(Exception):
@@ -17,6 +17,13 @@ class UsageError(HoldfastError, ValueError):
     """A request that cannot be carried out as written: an unknown name, a value out of range."""
 
     exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that nothing is registered under."""
+
+    kind = ""
+    """What it should be the name of, for instance a method."""
 
 
 class DataError(HoldfastError):
