@@ -660,8 +660,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         # All candidates once before any of them twice.
         wanted = [config for seed in zip(*runs.values(), strict=True) for config in seed]
-    known = load_results(options.out)
-    if missing := [config for config in wanted if config not in known]:
+    there = load_results(options.out)
+    if missing := [config for config in wanted if config not in there]:
         given = {name: getattr(options, name) for name in ("seconds", "reserve", "fleet", "device", "data")}
         work_off(missing, options.out, **given, small=options.small if options.full else None, name=full_name)
     if options.full:

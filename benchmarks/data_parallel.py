@@ -147,8 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data", type=Path)
     options = parser.parse_args(arguments)
-    wanted, known = configs(options), load_results(options.out)
-    if missing := [config for config in wanted if config not in known]:
+    wanted, there = configs(options), load_results(options.out)
+    if missing := [config for config in wanted if config not in there]:
         given = {name: getattr(options, name) for name in ("seconds", "reserve", "fleet", "device", "data")}
         work_off(missing, options.out, **given)
     table = summary(wanted, options.out)

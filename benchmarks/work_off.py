@@ -143,7 +143,7 @@ def _values(config: RunConfig) -> dict[str, Any]:
 def write_small(
     configs: Sequence[RunConfig], out: Path, folder: Path, name: Callable[[RunConfig], str] = small_name
 ) -> list[Path]:
-    """The finished runs under `out`, one file each, at the path in `folder` that `name` gives."""
+    """The results that are there under `out`, one file each, at the path in `folder` that `name` gives."""
     found, written = load_results(out), []
     for config in configs:
         stored = found.get(config)
@@ -169,11 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show the queue and run nothing")
     options = parser.parse_args(arguments)
     entries = read_queue(options.queue)
-    known = load_results(options.results, options.out)
+    there = load_results(options.results, options.out)
     for number, entry in enumerate(entries, start=1):
-        there = sum(config in known for config in entry.configs)
-        print(f"{number}. {entry.what}: {there} of {len(entry.configs)} runs are there", flush=True)
-    missing = [config for entry in entries for config in entry.configs if config not in known]
+        count = sum(config in there for config in entry.configs)
+        print(f"{number}. {entry.what}: {count} of {len(entry.configs)} runs are there", flush=True)
+    missing = [config for entry in entries for config in entry.configs if config not in there]
     missing = list(dict.fromkeys(missing))
     if options.list or not missing:
         return 0

@@ -270,6 +270,15 @@ def test_altered_data_is_refused(holdfast, tmp_path):
     assert "checksum" in err
 
 
+@pytest.mark.parametrize("command", ["run strange er", "run rot-mnist strange --resume", "reproduce strange"])
+def test_a_name_that_a_plugin_may_have(holdfast, tmp_path, monkeypatch, command):
+    code, _, err = holdfast(*command.split())
+    assert code == 2
+    assert "unknown" in err
+    assert " If a plugin has it, name its module: --plugin MODULE." in " ".join(err.split())
+    assert "--plugin" not in holdfast(*command.split(), "--plugin", "json")[2], "that is not what is wrong"
+
+
 def test_list_shows_what_a_plugin_registers(holdfast, tmp_path, monkeypatch):
     monkeypatch.setattr(REGULARIZERS, "_entries", dict(REGULARIZERS._entries))
     monkeypatch.setattr(sys, "path", list(sys.path))

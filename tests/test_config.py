@@ -211,10 +211,18 @@ def test_options_must_be_finite_numbers(value):
         example(options=(("temperature", value),))
 
 
-@pytest.mark.parametrize("method", ["er", "mse", "a-learner-from-elsewhere"])
+@pytest.mark.parametrize("method", ["er", "mse"])
 def test_methods_with_a_buffer_need_its_size(method):
     with pytest.raises(UsageError, match=f"method '{method}' needs a buffer size"):
         example(method=method, buffer_size=None)
+
+
+def test_whether_a_method_from_elsewhere_has_a_buffer_is_not_known():
+    """A result can be read without the plugin that has its method."""
+    for size in (None, 50):
+        config = example(method="a-learner-from-elsewhere", buffer_size=size)
+        assert config.buffer_size == size
+        assert RunConfig.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize("method", ["sgd", "joint"])

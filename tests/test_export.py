@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 
@@ -318,6 +319,19 @@ def test_results_without_weights_say_how_to_get_them(holdfast, finished, tmp_pat
     assert code == 1
     assert out == ""
     assert "has no weights, so there is no model to export. To get them: holdfast run seq-mnist mse" in err
+
+
+@pytest.mark.parametrize("command", ["export", "analyze"])
+@pytest.mark.parametrize("buffer_size", [50, None])
+def test_a_run_of_a_plugin_that_is_not_named(holdfast, finished, tmp_path, command, buffer_size):
+    """It was an unknown method, or one that needs a buffer size, with no word of what to do."""
+    result = results.read(finished, tensors=command == "export")
+    stranger = replace(result.config, method="stranger", buffer_size=buffer_size)
+    folder = results.save(replace(result, config=stranger), tmp_path / "runs")
+    code, _, err = holdfast(command, folder)
+    assert code == 2
+    assert f"{folder} is a run of the method 'stranger'" in err
+    assert "--plugin MODULE" in err
 
 
 def test_weights_of_another_network_are_refused(holdfast, finished, tmp_path):

@@ -41,7 +41,7 @@ def holdfast(monkeypatch, capfd, tmp_path, small):
     """Call the command in an empty folder, runs in this process; gives (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda *_: inline)
+    monkeypatch.setattr("holdfast.sweep.engines.local_runner", lambda *_: inline)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *arguments])
@@ -191,7 +191,7 @@ def test_interruption(holdfast, tmp_path, small, monkeypatch):
         emit(Event("started", next(configs)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.reproduce.local_runner", lambda *_: interrupted)
+    monkeypatch.setattr("holdfast.sweep.engines.local_runner", lambda *_: interrupted)
     code, _, err = holdfast("small", "--seeds", "1")
     assert code == 130
     assert "0 runs done, 0 were there, 3 left; the same command continues" in err
@@ -245,7 +245,7 @@ def test_robustness_is_measured_once(holdfast, tmp_path, small, monkeypatch):
             dict.fromkeys(("robust_noise", "robust_blur", "robust_weather", "robust_digital", "mra"), 12.5)
         )
 
-    monkeypatch.setattr("holdfast.experiments.measure_robustness", measure)
+    monkeypatch.setattr("holdfast.experiments.measures.measure_robustness", measure)
     for _ in range(2):
         code, out, _ = holdfast("small", "--seeds", "1")
         assert code == 0
@@ -257,7 +257,7 @@ def test_screen_counts_and_tells_the_time_left(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     grid = [tiny(seed) for seed in range(4)]
-    screen = SweepScreen("small", grid, tmp_path, Results(), Rates(Results(), "cpu"))
+    screen = SweepScreen("small", grid, tmp_path, Rates(Results(), "cpu"))
     assert screen.headline() == "0 done, 0 running, 0 failed, 4 waiting"
     screen.watch(Event("started", grid[0]))
     screen.watch(Event("done", grid[0], 1.0))
@@ -271,7 +271,7 @@ def test_screen_counts_and_tells_the_time_left(tmp_path, monkeypatch):
 def test_screen_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     results.save(made_up(tiny(), 42.0), tmp_path)
-    screen = SweepScreen("small", [tiny(), tiny(1)], tmp_path, Results(), Rates(Results(), "cpu"))
+    screen = SweepScreen("small", [tiny(), tiny(1)], tmp_path, Rates(Results(), "cpu"))
     with screen:
         screen.watch(Event("done", tiny(), 1.0))
         screen.watch(Event("moved", tiny(1), 0.25))

@@ -99,9 +99,9 @@ def test_finished_runs_are_skipped_and_nothing_is_left_behind(tmp_path, undistur
     assert leftovers(tmp_path) == []
 
 
-def test_results_elsewhere_count_as_finished(tmp_path):
+def test_results_elsewhere_count_as_there(tmp_path):
     sweep(GRID[:1], tmp_path / "a", runner=inline)
-    summary = sweep(GRID[:1], tmp_path / "b", runner=inline, finished=load_results(tmp_path / "a"))
+    summary = sweep(GRID[:1], tmp_path / "b", runner=inline, there=load_results(tmp_path / "a"))
     assert (summary.done, summary.there) == ([], GRID[:1])
 
 
@@ -116,6 +116,18 @@ def test_failure_is_recorded_and_tried_again(tmp_path):
     again = sweep([HOPELESS, GRID[0]], tmp_path, runner=inline)
     assert list(again.failed) == [HOPELESS]
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("runner", [inline, ProcessRunner(1), FleetRunner(2)], ids=["inline", "processes", "fleet"])
+def test_a_run_that_diverged_is_told_from_one_that_failed_otherwise(tmp_path, runner):
+    failed = {}
+
+    def watch(event):
+        if event.kind == "failed":
+            failed[event.config] = event.diverged
+
+    sweep([HOPELESS, tiny(model="resnet81")], tmp_path, runner=runner, device="cpu", watch=watch)
+    assert failed == {HOPELESS: True, tiny(model="resnet81"): False}
 
 
 def test_success_removes_the_record_of_a_failure(tmp_path):
@@ -141,7 +153,7 @@ def test_damaged_result_is_told_and_not_overwritten(tmp_path):
     path = tmp_path / GRID[0].fingerprint / "result.json"
     path.parent.mkdir()
     path.write_text("{ half of i")
-    summary = sweep(GRID[:1], tmp_path, runner=inline, finished=load_results(tmp_path))
+    summary = sweep(GRID[:1], tmp_path, runner=inline, there=load_results(tmp_path))
     assert (summary.done, summary.there) == ([], [])
     assert "move it away" in summary.failed[GRID[0]]
     assert path.read_text() == "{ half of i"
@@ -762,25 +774,24 @@ def _children(number: int) -> list[str]:
 
 
 def test_forecasts(tmp_path):
-    known = {}
     for seed, seconds in enumerate((10.0, 20.0, 60.0)):
         result = results.RunResult(
             GRID[seed], *(torch.zeros(2, 2),) * 2, torch.zeros(2), seconds, environment={"device_type": "cpu"}
         )
         results.save(result, tmp_path)
-    known = load_results(tmp_path)
+    there = load_results(tmp_path)
     same_settings, same_method, same_benchmark = tiny(9), tiny(lr=0.5), tiny(method="er")
     wanted = [same_settings, same_method, same_benchmark]
-    assert forecast(wanted, known, jobs=1, device="cpu") == (60.0, [], 0)
-    assert forecast(wanted, known, jobs=2, device="cpu").seconds == 30.0
-    assert forecast(wanted, known, jobs=9, device="cpu").seconds == 20.0  # no run is split
+    assert forecast(wanted, there, jobs=1, device="cpu") == (60.0, [], 0)
+    assert forecast(wanted, there, jobs=2, device="cpu").seconds == 30.0
+    assert forecast(wanted, there, jobs=9, device="cpu").seconds == 20.0  # no run is split
     unlike = tiny(tasks=3)
     guess = expected_seconds(unlike, "cpu")
-    assert forecast([unlike, same_method], known, jobs=1, device="cpu") == (20.0 + guess, [], 1)
+    assert forecast([unlike, same_method], there, jobs=1, device="cpu") == (20.0 + guess, [], 1)
     guesses = [expected_seconds(config, "cuda") for config in wanted]  # what a CPU took says nothing
-    assert forecast(wanted, known, jobs=1, device="cuda") == (sum(guesses), [], 3)
+    assert forecast(wanted, there, jobs=1, device="cuda") == (sum(guesses), [], 3)
     stranger = tiny(benchmark="elsewhere")
-    assert forecast([stranger, same_method], known, jobs=1, device="cpu") == (20.0, [stranger], 0)
+    assert forecast([stranger, same_method], there, jobs=1, device="cpu") == (20.0, [stranger], 0)
     assert forecast([], Results(), jobs=1, device="cpu") == (0.0, [], 0)
 
 

@@ -18,12 +18,13 @@ from forked import ended, forked, trains_in_a_fork
 from holdfast import results, tuning
 from holdfast.cli import app, main
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import DivergenceError, HoldfastError, TrainingError, UsageError
 from holdfast.experiments import load_results
 from holdfast.learners import settings_for
 from holdfast.report.draw.tuning import draw_study
 from holdfast.sweep import Event, ProcessRunner
 from holdfast.sweep.fleets import FleetRunner
+from holdfast.sweep.runner import failure
 from holdfast.tuning import Range, Study, Trial, preset_text, search_space, tune, with_values
 
 BASE = RunConfig.preset("rot-mnist", "mse", buffer_size=20, tasks=3, train_limit=300).change(validation=0.1)
@@ -285,16 +286,17 @@ def failing(error):
     def runner(configs, job, emit):
         for config in configs:
             emit(Event("started", config))
-            emit(Event("failed", config, error=error))
+            emit(failure(config, error))
 
     return runner
 
 
 def test_values_that_diverge_are_avoided_and_other_failures_end_a_study(tmp_path, pretended):
-    study = tune(BASE, SPACE, tmp_path / "a", trials=5, runner=failing("the loss is no longer finite at step 3"))
+    """Whatever the words of the error are."""
+    study = tune(BASE, SPACE, tmp_path / "a", trials=5, runner=failing(DivergenceError("too far out")))
     assert study.count("pruned") == 5
-    with pytest.raises(HoldfastError, match=r"gave up after 3 failures. The last: no data"):
-        tune(BASE, SPACE, tmp_path / "b", trials=5, runner=failing("no data"))
+    with pytest.raises(HoldfastError, match=r"gave up after 3 failures. The last: no data that"):
+        tune(BASE, SPACE, tmp_path / "b", trials=5, runner=failing(TrainingError("no data that is no longer finite")))
 
 
 def test_test_sets_must_not_choose(tmp_path):
@@ -435,7 +437,7 @@ def test_the_command(tmp_path, optuna, monkeypatch):
 
 
 def test_a_failed_trial_says_why_and_a_study_without_any_other_fails(tmp_path, optuna, monkeypatch):
-    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: failing("no data [here]"))
+    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: failing(HoldfastError("no data [here]")))
     done = CliRunner().invoke(app, command(tmp_path, 2))
     assert "trial 1: failed; lr=" in done.stderr
     assert done.stderr.count(": no data [here]\n") == 2

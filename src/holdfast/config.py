@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.methods import BENCHMARKS, canonical, method_names, needs_buffer
+from holdfast.methods import BENCHMARKS, canonical, is_registered, method_names, needs_buffer
 from holdfast.registry import unknown_name
 
 __all__ = ["PRECISIONS", "PROTOCOL", "RunConfig", "Setting"]
@@ -87,7 +87,7 @@ class RunConfig:
             raise UsageError(f"seed must be a whole number between -2**63 and 2**63, not {self.seed!r}.")
         if not needs_buffer(self.method):
             object.__setattr__(self, "buffer_size", None)
-        elif self.buffer_size is None:
+        elif self.buffer_size is None and is_registered(self.method):  # a result may be of a plugin that is not here
             raise UsageError(f"method '{self.method}' needs a buffer size, for instance 200.")
         for name in ("lr", "alpha", "beta", "validation", "momentum", "weight_decay"):
             value = getattr(self, name)

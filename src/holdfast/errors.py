@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["CheckpointError", "DataError", "HoldfastError", "StorageError", "TrainingError", "UsageError", "needing"]
+__all__ = ["CheckpointError", "DataError", "DivergenceError", "HoldfastError", "StorageError", "TrainingError"]
+__all__ += ["UnknownNameError", "UsageError", "needing"]
 
 
 class HoldfastError(Exception):
@@ -18,12 +19,23 @@ class UsageError(HoldfastError, ValueError):
     exit_code = 2
 
 
+class UnknownNameError(UsageError):
+    """A name that nothing is registered under."""
+
+    kind = ""
+    """What it should be the name of, for instance a method."""
+
+
 class DataError(HoldfastError):
     """A data file is missing, damaged, or not what its name says."""
 
 
 class TrainingError(HoldfastError):
     """A run cannot go on, for instance because its loss is no longer finite."""
+
+
+class DivergenceError(TrainingError):
+    """The loss or the weights are no longer finite, and not for numbers in the data: other settings may do better."""
 
 
 class CheckpointError(HoldfastError):

@@ -4,7 +4,8 @@ from typing import Any
 
 from holdfast.registry import Registry
 
-__all__ = ["ALIASES", "BENCHMARKS", "LEARNERS", "REGULARIZERS", "canonical", "method_names", "needs_buffer"]
+__all__ = ["ALIASES", "BENCHMARKS", "LEARNERS", "REGULARIZERS", "canonical", "is_registered", "method_names"]
+__all__ += ["needs_buffer"]
 
 BENCHMARKS: Registry[Any] = Registry("benchmark")
 """Functions (config, data root) -> Benchmark by name."""
@@ -19,9 +20,14 @@ ALIASES = {"derpp": "mse"}
 """Other names of methods: DER++ is consistency replay with mse."""
 
 
+def is_registered(method: str) -> bool:
+    """Whether a method is known. One of a plugin is from when its module is imported."""
+    return method in LEARNERS or method in REGULARIZERS
+
+
 def canonical(method: str) -> str:
     """The name under which a method is registered. Names that nobody knows stay as they are."""
-    return method if method in LEARNERS or method in REGULARIZERS else ALIASES.get(method, method)
+    return method if is_registered(method) else ALIASES.get(method, method)
 
 
 def method_names() -> list[str]:

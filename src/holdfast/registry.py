@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from holdfast.errors import UsageError
+from holdfast.errors import UnknownNameError, UsageError
 
 __all__ = ["Registry", "unknown_name"]
 
 T = TypeVar("T")
 
 
-def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
+def unknown_name(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """The error for an unknown name. It gives the nearest known name or, if none is near, all of them."""
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.52)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
-    return UsageError(f"unknown {kind} '{name}': {hint}")
+    error = UnknownNameError(f"unknown {kind} '{name}': {hint}")
+    error.kind = kind
+    return error
 
 
 def _redefines(new: object, old: object) -> bool:

@@ -110,7 +110,7 @@ class RunState:
         try:
             return self.engine.log.read()
         except TrainingError as error:
-            raise TrainingError(f"{self.progress.config.title}, task {self.progress.task + 1}: {error}") from None
+            raise type(error)(f"{self.progress.config.title}, task {self.progress.task + 1}: {error}") from None
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to continue after the last step."""

@@ -50,8 +50,6 @@ ENOUGH = 5
 """Finished trials before any may be stopped early."""
 HOPELESS = 3
 """Failures without a single success after which a study gives up."""
-DIVERGED = "no longer finite"
-"""In the error of a run whose loss became infinite: values to avoid, not a failure of the study."""
 State = Literal["running", "complete", "pruned", "failed"]
 STATES: dict[str, State] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 """Optuna's names of states, and ours; all others are "running"."""
@@ -366,7 +364,7 @@ class _Session:
             self._succeeded = True
             for name in (results.LOGITS, results.WEIGHTS):  # large files that no part of tuning reads
                 (self._out / event.config.fingerprint / name).unlink(missing_ok=True)
-        elif event.kind == "abandoned" or DIVERGED in event.error:
+        elif event.kind == "abandoned" or event.diverged:  # values to avoid, not a failure of the study
             self._study.tell(trial, state=state.PRUNED)
         else:
             trial.set_user_attr("error", event.error)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 import holdfast as hf
-from holdfast.errors import TrainingError, UsageError
+from holdfast.errors import DivergenceError, TrainingError, UsageError
 from holdfast.learners import Sgd
 from holdfast.regularizers import REGULARIZERS
 from learners.conftest import CLASSES, assert_same_state, network, plain_copy, record, stream
@@ -612,7 +612,7 @@ def test_a_loss_that_is_not_finite_raises_before_the_step(name):
     with torch.no_grad():
         model[0].classifier.weight *= 1e308
     before, offered = deepcopy(model), 0 if learner.buffer is None else learner.buffer.offered
-    with pytest.raises(TrainingError, match=r"so no step was made.*smaller learning rate"):
+    with pytest.raises(DivergenceError, match=r"so no step was made.*smaller learning rate"):
         learner.observe(100 * x, y)
     assert_same_state(model, before, rtol=0, atol=0)
     assert learner.buffer is None or learner.buffer.offered == offered
@@ -626,7 +626,7 @@ def test_a_broken_model_does_not_replace_a_whole_one(kind, part, tmp_path):
     learner.save(tmp_path / "file")
     good = (tmp_path / "file").read_bytes()
     model.state_dict()[part][0] = math.nan
-    with pytest.raises(TrainingError, match=f"{part} is no longer finite"):
+    with pytest.raises(DivergenceError, match=f"{part} is no longer finite"):
         learner.save(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == good
     learner.load(tmp_path / "file")

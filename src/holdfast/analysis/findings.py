@@ -21,7 +21,6 @@ from holdfast.analysis.transfer import Estimate, PercentEstimate, Transfer, boot
 from holdfast.config import RunConfig
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.files import telling
-from holdfast.methods import needs_buffer
 from holdfast.schema import read_json, validated, write_json
 
 __all__ = ["ANALYSIS", "Findings", "Summary", "compare", "read_findings", "summarize", "write_findings"]
@@ -101,7 +100,7 @@ class Findings:
     @property
     def _rivals(self) -> dict[str, Summary]:
         """By label, er and what adds to it, without the bounds sgd and joint; empty unless there is one kind of er."""
-        found = {one.label: one for one in self.summaries if needs_buffer(one.method)}
+        found = {one.label: one for one in self.summaries if one.config.buffer_size is not None}
         return found if [one.method for one in found.values()].count(REFERENCE) == 1 and REFERENCE in found else {}
 
     def to_json(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
 from holdfast.learners import LEARNERS, Learner
-from holdfast.methods import REGULARIZERS
+from holdfast.methods import REGULARIZERS, is_registered
 from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.training import build_model
@@ -96,8 +96,18 @@ def _analyze(stored: Mapping[str, Tensor], bins: int) -> tuple[Calibration, Rece
     return calibration(logits, labels, bins), recency(logits, classes) if disjoint and len(classes) > 1 else None
 
 
+def _check_registered(config: RunConfig, folder: Path) -> None:
+    """Raise if the method of a run is unknown: what it makes of the network is then unknown as well."""
+    if not is_registered(config.method):
+        raise UsageError(
+            f"{folder} is a run of the method '{config.method}', which is not registered. If a plugin has it, import "
+            "its module first: --plugin MODULE on the command line."
+        )
+
+
 def rerun_command(config: RunConfig, folder: Path) -> str:
     """What to type to make the result in `folder` again, with logits and weights."""
+    _check_registered(config, folder)
     preset = RunConfig.preset(config.benchmark, config.method, buffer_size=config.buffer_size, seed=config.seed)
     parts = ["holdfast", "run", config.benchmark, config.method]
     parts += [] if config.buffer_size is None else ["--buffer-size", str(config.buffer_size)]
@@ -187,6 +197,7 @@ def final_model(
     folder: Path, config: RunConfig, weights: Mapping[str, Tensor], root: Path
 ) -> tuple[nn.Module, Benchmark]:
     """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
+    _check_registered(config, folder)
     benchmark = make_benchmark(config, root)
     model = build_model(config, benchmark)
     model = LEARNERS.get(config.method, Learner).wrap(model, **dict(config.settings))

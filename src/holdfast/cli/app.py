@@ -14,10 +14,12 @@ from typer.core import TyperCommand
 import holdfast
 from holdfast import _startup
 from holdfast.display import errors, replace_unknown_signs
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UnknownNameError, UsageError
 from holdfast.plugins import import_plugins
 
 __all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "app", "import_plugins", "main"]
+
+FROM_PLUGINS = ("benchmark", "method", "model", "experiment")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,9 +34,13 @@ class _Command(TyperCommand):
                 parameter.metavar = str(parameter.name).upper()
 
     def invoke(self, ctx: Any) -> Any:
-        """Ctrl-C is told in a word; left to itself, typer ends without one."""
+        """Ctrl-C is told in a word; left to itself, typer ends without one. An unknown name may be one of a plugin."""
         try:
             return super().invoke(ctx)
+        except UnknownNameError as error:
+            if error.kind not in FROM_PLUGINS or ctx.params.get("plugin", True):  # some commands import no plugins
+                raise
+            raise UsageError(f"{error} If a plugin has it, name its module: --plugin MODULE.") from error
         except KeyboardInterrupt as stop:
             errors.print(str(stop) or "stopped.", highlight=False, markup=False, soft_wrap=True)
             raise typer.Exit(130) from None

@@ -1,36 +1,26 @@
 """holdfast reproduce: a table or figure of the paper, our numbers beside the published ones."""
 
 import json
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from holdfast import data as datasets
 from holdfast import experiments
-from holdfast.analysis import CorruptedImages
-from holdfast.benchmarks import required_data
 from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.cli.verdicts import show_table
-from holdfast.config import RunConfig
-from holdfast.devices import choose_device, lacks_bfloat16
 from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
-from holdfast.errors import DataError, HoldfastError, UsageError
-from holdfast.experiments import Experiment, Results, Stored, Table, find_experiment, load_results
-from holdfast.experiments.measures import unmeasured
-from holdfast.registry import unknown_name
+from holdfast.errors import UsageError
+from holdfast.experiments import Results, Table, find_experiment, load_results
+from holdfast.experiments.measures import measure_missing
 from holdfast.report import write_table_figures
 from holdfast.report.tables import table_json
 from holdfast.report.text import count, duration
-from holdfast.sweep import Rates, Runner, SweepSummary, cores, forecast, local_runner, sweep
-from holdfast.sweep.forecast import Forecast
+from holdfast.sweep import Plan, Rates, Runner, SweepSummary, fetch_missing, make_plan, open_engine, sweep
+from holdfast.sweep.plan import Part
 
-ENGINES = ("local", "ray")
 NAMED = 5
 """Skipped files and failed runs that are named one by one."""
 
@@ -77,60 +67,94 @@ def reproduce_command(
     """
     import_plugins(plugin)
     experiment = find_experiment(name).select(only or [])
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, list(ENGINES))
-    if address is not None and engine != "ray":
-        raise UsageError("--address is for --engine ray.")
     for folder in results or []:
         if not folder.is_dir():
             raise UsageError(f"--results {folder} is not a folder.")
-    configs = experiment.configs(range(seeds))
     until = None if minutes is None else time.monotonic() + 60 * minutes
-    with _folder_and_runner(out, engine, address, jobs, device, until) as (folder, runner):
+    with open_engine(engine, out, address=address, jobs=jobs, device=device, until=until) as (folder, runner):
         sources = (folder, *(results or []))
-        known = load_results(*sources)
-        tell_skipped(known.skipped, NAMED)
-        missing = _missing_data(experiment, configs, known, data) if engine == "local" else {}
-        if engine == "local":  # on a cluster, other machines compute
-            _warn_of_bfloat16([config for config in configs if config not in known], device)
+        there = load_results(*sources)
+        tell_skipped(there.skipped, NAMED)
+        here = engine == "local"  # on a cluster, other machines compute
+        plan = make_plan(experiment, range(seeds), there, jobs=jobs, device=device, data=data, here=here)
+        _tell_slow(plan)
         if dry_run:
-            _forecast(experiment, configs, known, jobs, device, missing, as_json=as_json)
+            _show_plan(plan, as_json)
             return
-        _fetch(missing, data)
-        summary = SweepSummary(there=configs)
-        if not all(config in known for config in configs):
-            options: dict[str, Any] = {"device": device, "data": data, "plugins": plugin or [], "until": until}
-            with SweepScreen(experiment.name, configs, folder, known, Rates(known, device)) as screen:
-                summary = sweep(configs, folder, runner=runner, finished=known, watch=screen.watch, **options)
-            known = load_results(*sources)
-        if not summary.interrupted and not summary.out_of_time:
-            _measure(unmeasured(experiment, configs, known), data, device)
-        made = experiments.assess(experiment, known, range(seeds))
+        with data_progress():
+            fetch_missing(plan, data)
+        where: dict[str, Any] = {"data": data, "device": device}
+        summary = _carry_out(plan, folder, runner, plugins=plugin or [], until=until, **where)
+        there = load_results(*sources) if plan.missing else there
+        if not summary.stopped:
+            _measure(plan, there, **where)
+        made = experiments.assess(experiment, there, range(seeds))
         figures: list[Path] = []
         try:
             figures += [] if "://" in out else _draw(made, folder)
         finally:  # a folder that cannot be written to does not hide the table
-            tell_skipped(known.skipped[len(known.unread) :], NAMED)  # what was found damaged since
+            tell_skipped(there.skipped[len(there.unread) :], NAMED)  # what was found damaged since
             _show(made, summary, figures, as_json)
     _conclude(summary)
 
 
-def _warn_of_bfloat16(missing: list[RunConfig], device: str) -> None:
+def _tell_slow(plan: Plan) -> None:
     """Say so if runs will be slower than any forecast knows."""
-    slow = sum(config.precision == "bfloat16" for config in missing)
-    if slow and lacks_bfloat16(choose_device(device)):
+    if plan.slow:
         tell(
-            f"this processor has no instructions for bfloat16, in which {count(slow, 'run')} would compute: a step of "
-            "a ResNet may take ten times as long as elsewhere"
+            f"this processor has no instructions for bfloat16, in which {count(len(plan.slow), 'run')} would compute: "
+            "a step of a ResNet may take ten times as long as elsewhere"
         )
 
 
-def _measure(runs: list[Stored], data: Path | None, device: str) -> None:
-    """Test finished runs on corrupted images."""
-    corrupted = CorruptedImages()
-    for run in runs:
-        with errors.status(f"{run.config.title}: corruptions ..."):
-            experiments.measure_robustness(run, data=data, device=device, made=corrupted)
+def _span(part: Part) -> str:
+    seconds, unknown, guessed = part.time
+    if not part.to_run:
+        return "nothing to do"
+    if len(unknown) == part.to_run:
+        return "not known"
+    guess = "about " if guessed else ""
+    return guess + duration(seconds) + (f" + {len(unknown)} runs not known" if unknown else "")
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    """Show what would run, what is there, how long it would take, and which data would be fetched first."""
+    if as_json:
+        print(json.dumps(plan.to_json()))
+        return
+    columns = ("benchmark", "runs", "there", "to run", f"time, {plan.at_once} at once", "data")
+    rows = [
+        # Which data are missing is told below.
+        (name, part.runs, part.there, part.to_run, _span(part), "missing" if part.missing_data else "there")
+        for name, part in plan.parts.items()
+    ]
+    output.print(table(f"{plan.experiment.name}: {plan.experiment.title}", columns, rows))
+    for name, readers in plan.missing_data.items():
+        tell(
+            f"missing: {name} (for {', '.join(readers)}); 'holdfast data {name}' fetches it, and so does the first run"
+        )
+
+
+def _carry_out(plan: Plan, folder: Path, runner: Runner, device: str, **options: Any) -> SweepSummary:
+    """Carry out the runs that are missing, and show how they get on."""
+    if not plan.missing:
+        return SweepSummary(there=plan.configs)  # the folder may be one that cannot be written to
+    with SweepScreen(plan.experiment.name, plan.missing, folder, Rates(plan.there, device)) as screen:
+        return sweep(
+            plan.configs, folder, runner=runner, there=plan.there, watch=screen.watch, device=device, **options
+        )
+
+
+def _measure(plan: Plan, there: Results, **where: Any) -> None:
+    """Test the final networks on corrupted images, where the experiment asks for that."""
+    with errors.status("corruptions ...") as status:
+        measure_missing(
+            plan.experiment,
+            plan.configs,
+            there,
+            watch=lambda run: status.update(f"{run.config.title}: corruptions ..."),
+            **where,
+        )
 
 
 def _show(made: Table, summary: SweepSummary, figures: list[Path], as_json: bool) -> None:
@@ -150,102 +174,6 @@ def _draw(made: Table, folder: Path) -> list[Path]:
         return []
     with errors.status("figures ..."):
         return write_table_figures(made, folder / "figures" / made.experiment.name)
-
-
-def _missing_data(
-    experiment: Experiment, configs: list[RunConfig], known: Results, data: Path | None
-) -> dict[str, list[str]]:
-    """Data sets that are not there and would be needed, each with the benchmarks that read it."""
-    wanted = [config for config in configs if config not in known]
-    wanted += [stored.config for stored in unmeasured(experiment, configs, known)]
-    found: dict[str, list[str]] = {}
-    for benchmark in dict.fromkeys(config.benchmark for config in wanted):
-        for name in required_data(benchmark):
-            found.setdefault(name, []).append(benchmark)
-    absent = [name for name in found if datasets.status(name, data).state in ("missing", "damaged")]
-    return {name: found[name] for name in absent}
-
-
-def _fetch(missing: dict[str, list[str]], data: Path | None) -> None:
-    """Fetch what is missing before the first run. What cannot be had is told once, all of it."""
-    failed = {}
-    with data_progress():
-        for name in missing:
-            try:
-                datasets.fetch(name, data)
-            except HoldfastError as error:
-                failed[name] = error
-    if failed:
-        users = dict.fromkeys(user for name in failed for user in missing[name])
-        raise DataError(
-            f"nothing was run, as data is missing for {', '.join(users)}. "
-            + " ".join(f"{name}: {error}" for name, error in failed.items())
-            + " To run the rest, choose its benchmarks with --only benchmark=NAME."
-        )
-
-
-@contextmanager
-def _folder_and_runner(
-    out: str, engine: str, address: str | None, jobs: int | None, device: str, until: float | None
-) -> Iterator[tuple[Path, Runner]]:
-    """The folder that results are read from, and what carries out runs."""
-    if engine == "local":
-        if "://" in out:
-            raise UsageError("--out can be an address only with --engine ray.")
-        yield Path(out), local_runner(device, jobs, until)
-        return
-    from holdfast.sweep.cluster import RayRunner
-    from holdfast.sweep.remote import Remote
-
-    if "://" not in out:
-        yield Path(out), RayRunner(address, jobs=jobs, device=device)
-        return
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as mirror:
-        remote = Remote(out, Path(mirror))
-        remote.fetch()
-        yield Path(mirror), RayRunner(address, jobs=jobs, device=device, remote=remote)
-
-
-def _forecast(
-    experiment: Experiment,
-    configs: list[RunConfig],
-    known: Results,
-    jobs: int | None,
-    device: str,
-    missing: dict[str, list[str]],
-    *,
-    as_json: bool,
-) -> None:
-    """Show what would run, what is there, how long it would take, and which data would be fetched first."""
-    # How many runs a GPU takes is found by trying. One at a time is the longest it can take.
-    at_once = jobs or (cores() if choose_device(device).type == "cpu" else 1)
-    benchmarks = dict.fromkeys(config.benchmark for config in configs)
-    parts = {name: [config for config in configs if config.benchmark == name] for name in benchmarks}
-    rows, plans = [], dict[str, dict[str, Any]]()
-    for name, wanted in {**(parts if len(parts) > 1 else {}), "all": configs}.items():
-        left = [config for config in wanted if config not in known]
-        told = forecast(left, known, jobs=at_once, device=device)
-        there, lacking = len(wanted) - len(left), [each for each in missing if name in ("all", *missing[each])]
-        state = "missing" if lacking else "there"  # which are missing is told below
-        rows.append((name, len(wanted), there, len(left), _span(told, left), state))
-        plans[name] = {"runs": len(wanted), "there": there, "to_run": len(left), "seconds": told.seconds}
-        plans[name] |= {"not_measured": len(told.unknown), "missing_data": lacking}
-    if as_json:
-        print(json.dumps({"experiment": experiment.name, "at_once": at_once, "plan": plans}))
-        return
-    columns = ("benchmark", "runs", "there", "to run", f"time, {at_once} at once", "data")
-    output.print(table(f"{experiment.name}: {experiment.title}", columns, rows))
-    for name, users in missing.items():
-        tell(f"missing: {name} (for {', '.join(users)}); 'holdfast data {name}' fetches it, and so does the first run")
-
-
-def _span(told: Forecast, left: list[RunConfig]) -> str:
-    if not left:
-        return "nothing to do"
-    if len(told.unknown) == len(left):
-        return "not known"
-    guess = "about " if told.guessed else ""
-    return guess + duration(told.seconds) + (f" + {len(told.unknown)} runs not known" if told.unknown else "")
 
 
 def _conclude(summary: SweepSummary) -> None:

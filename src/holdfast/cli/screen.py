@@ -13,7 +13,6 @@ from holdfast import results
 from holdfast.config import RunConfig
 from holdfast.display import Lines, errors
 from holdfast.errors import HoldfastError
-from holdfast.experiments import Results
 from holdfast.report.text import duration
 from holdfast.sweep import Event, Rates
 
@@ -26,12 +25,11 @@ FIRST_GUESS = 0.02  # share of the work that must be done before the time left m
 class SweepScreen(Lines):
     """Shows a sweep while inside a `with` block; silent where standard error is not a terminal."""
 
-    def __init__(self, title: str, configs: Sequence[RunConfig], out: Path, known: Results, rates: Rates) -> None:
+    def __init__(self, title: str, missing: Sequence[RunConfig], out: Path, rates: Rates) -> None:
         self._title, self._out = title, out
-        self._todo = [config for config in configs if config not in known]
-        guesses = [seconds for config in self._todo if (seconds := rates.seconds(config))]
+        guesses = [seconds for config in missing if (seconds := rates.seconds(config))]
         usual = fmean(guesses) if guesses else 1.0
-        self._work = {config: rates.seconds(config) or usual for config in self._todo}
+        self._work = {config: rates.seconds(config) or usual for config in missing}
         self._running: dict[RunConfig, float] = {}
         self._ended: set[RunConfig] = set()
         self._failed = 0
@@ -74,7 +72,7 @@ class SweepScreen(Lines):
     def headline(self) -> str:
         """Where the sweep stands, in one line."""
         done = len(self._ended) - self._failed
-        waiting = max(0, len(self._todo) - len(self._ended) - len(self._running))
+        waiting = max(0, len(self._work) - len(self._ended) - len(self._running))
         left = self.time_left()
         pace = "" if left is None else f", about {duration(left)} left"
         return f"{done} done, {len(self._running)} running, {self._failed} failed, {waiting} waiting{pace}"

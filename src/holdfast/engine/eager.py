@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.data import ImageSet
-from holdfast.errors import TrainingError, UsageError
+from holdfast.errors import DivergenceError, UsageError
 from holdfast.learners import Learner, Losses
 
 __all__ = ["Engine", "LossLog", "prepare_cpu"]
@@ -68,7 +68,7 @@ class LossLog:
             if not all(map(math.isfinite, row)):
                 terms = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.names, row, strict=True))
                 error = f"the loss is no longer finite at step {step} ({terms})"
-                raise TrainingError(f"{error}. Try a smaller learning rate.")
+                raise DivergenceError(f"{error}. Try a smaller learning rate.")
         means = [sum(column) / fresh for column in zip(*rows, strict=True)]
         return dict(zip(self.names, means, strict=False))
 

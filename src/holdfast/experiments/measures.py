@@ -18,7 +18,7 @@ from holdfast.registry import Registry
 from holdfast.results import FROM_MATRICES
 
 __all__ = ["BY_CATEGORY", "MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
-__all__ += ["unmeasured"]
+__all__ += ["measure_missing", "unmeasured"]
 
 BY_CATEGORY = {f"robust_{name}": name for name in CATEGORIES if name != "extra"}
 ROBUSTNESS = (*BY_CATEGORY, "mra")
@@ -84,11 +84,27 @@ for _measure in (
     MEASURES.register(_measure.name, _measure.label)(_measure)
 
 
-def unmeasured(experiment: Experiment, configs: Iterable[RunConfig], known: Results) -> list[Stored]:
-    """The finished runs whose robustness is asked for and not known yet, without those where it cannot be read."""
+def unmeasured(experiment: Experiment, configs: Iterable[RunConfig], there: Results) -> list[Stored]:
+    """The results whose robustness is asked for and not measured yet, without those where it cannot be read."""
     robust = {cell.config.change(seed=0) for cell in experiment.cells if cell.metric in ROBUSTNESS}
-    found = [known.get(config) for config in configs if config.change(seed=0) in robust]
+    found = [there.get(config) for config in configs if config.change(seed=0) in robust]
     return [run for run in found if run and not all(name in run.measures for name in ROBUSTNESS) and not run.damage]
+
+
+def measure_missing(
+    experiment: Experiment,
+    configs: Iterable[RunConfig],
+    there: Results,
+    *,
+    data: Path | None = None,
+    device: str = "auto",
+    watch: Callable[[Stored], object],
+) -> None:
+    """Measure the robustness of those that are `unmeasured`, on the same images; `watch` is told of each before."""
+    made = CorruptedImages()
+    for stored in unmeasured(experiment, configs, there):
+        watch(stored)
+        measure_robustness(stored, data=data, device=device, made=made)
 
 
 def measure_robustness(

@@ -18,7 +18,7 @@ from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, HoldfastError, TrainingError, UsageError
+from holdfast.errors import CheckpointError, DivergenceError, HoldfastError, UsageError
 from holdfast.learners.checks import check_model
 from holdfast.learners.head import Head
 from holdfast.learners.losses import Losses, widen
@@ -386,7 +386,7 @@ class Learner:
             broken += [part + name for name, value in network.named_parameters() if not value.isfinite().all()]
             broken += [part + name for name, value in network.named_buffers() if value.isnan().any()]
         if broken:
-            raise TrainingError(
+            raise DivergenceError(
                 f"the model is broken: {broken[0]} is no longer finite. Go back to the last checkpoint, and try a "
                 "smaller learning rate or clip=1.0."
             )

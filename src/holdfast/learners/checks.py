@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from holdfast.augment import draws_once
-from holdfast.errors import TrainingError, UsageError
+from holdfast.errors import DivergenceError, TrainingError, UsageError
 from holdfast.learners.positions import IGNORED
 from holdfast.nested import Nested, leaves, rows
 
@@ -207,7 +207,7 @@ def check_loss(loss: Tensor, read: bool, minibatch: tuple[Nested, Nested] | None
                 f"the loss is {loss.item()}, so no step was made: {name} holds numbers that are not finite. "
                 "Leave such samples out, or give those numbers a value, before observing them."
             )
-    raise TrainingError(
+    raise DivergenceError(
         f"the loss is {loss.item()}, so no step was made. Go back to the last checkpoint if the weights are broken "
         "(check_finite tells), and try a smaller learning rate or clip=1.0."
     )

@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import Learner
 from holdfast.learners.optimizers import Optimizer, Scheduler
 from holdfast.learners.replay import ReplayLearner
-from holdfast.methods import LEARNERS, REGULARIZERS, method_names
+from holdfast.methods import LEARNERS, is_registered, method_names
 from holdfast.registry import unknown_name
 
 __all__ = ["Parts", "make_learner", "settings_for", "settings_of"]
@@ -63,7 +63,7 @@ def make_learner(config: RunConfig, parts: Parts) -> Learner:
 
 
 def _learner_named(method: str) -> type[Learner]:
-    if method not in LEARNERS and method not in REGULARIZERS:
+    if not is_registered(method):
         raise unknown_name("method", method, method_names())
     learner: type[Learner] = LEARNERS.get(method, LEARNERS["consistency"])
     return learner

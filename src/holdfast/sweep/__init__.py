@@ -14,10 +14,12 @@ A `Runner` carries out the runs: in processes (ProcessRunner), as fleets on a GP
 """
 
 from holdfast.sweep.agenda import SweepSummary
+from holdfast.sweep.engines import open_engine
 from holdfast.sweep.forecast import Rates, forecast
 from holdfast.sweep.grid import local_runner, sweep
+from holdfast.sweep.plan import Plan, fetch_missing, make_plan
 from holdfast.sweep.processes import ProcessRunner, cores
 from holdfast.sweep.runner import Event, Job, Runner
 
-__all__ = ["Event", "Job", "ProcessRunner", "Rates", "Runner", "SweepSummary", "cores", "forecast"]
-__all__ += ["local_runner", "sweep"]
+__all__ = ["Event", "Job", "Plan", "ProcessRunner", "Rates", "Runner", "SweepSummary", "cores", "fetch_missing"]
+__all__ += ["forecast", "local_runner", "make_plan", "open_engine", "sweep"]

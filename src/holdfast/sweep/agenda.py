@@ -26,7 +26,7 @@ class SweepSummary:
     done: list[RunConfig] = field(default_factory=list)
     """Carried out by this sweep."""
     there: list[RunConfig] = field(default_factory=list)
-    """Finished before, or meanwhile by another sweep."""
+    """Runs whose results were there, or came meanwhile from another sweep."""
     failed: dict[RunConfig, str] = field(default_factory=dict)
     interrupted: bool = False
     """Whether Ctrl-C or SIGTERM stopped it."""
@@ -35,18 +35,23 @@ class SweepSummary:
     left: int = 0
     """Runs that were left undone."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended before its runs did."""
+        return self.interrupted or self.out_of_time
+
 
 class Agenda:
     """Hands out the runs that no other sweep carries out, and notes how they end."""
 
-    def __init__(self, configs: Iterable[RunConfig], out: Path, finished: Results) -> None:
+    def __init__(self, configs: Iterable[RunConfig], out: Path, there: Results) -> None:
         self.summary = SweepSummary()
         self._out, self.leases = out, Leases(out)
         self._waiting: deque[RunConfig] = deque()
-        damaged = {skipped.path: skipped.reason for skipped in finished.skipped}
+        damaged = {skipped.path: skipped.reason for skipped in there.skipped}
         for config in dict.fromkeys(configs):
             path = out / config.fingerprint / results.RESULT
-            if config in finished or (path.exists() and path not in damaged):
+            if config in there or (path.exists() and path not in damaged):
                 self.summary.there.append(config)
             elif path in damaged:  # never overwritten: it may be all that is left of hours of training
                 reason = f"{path} cannot be used ({damaged[path]}); move it away to have the run carried out again"
@@ -74,18 +79,18 @@ class Agenda:
                     yield None
 
     def _take(self, config: RunConfig) -> bool:
-        """Lease a run that is neither finished nor taken, and remove what a killed attempt left behind."""
+        """Lease a run that is neither there nor taken, and remove what a killed attempt left behind."""
         if self._failed_elsewhere(config) or not self.leases.acquire(config):
             return False
-        if _is_finished(self._out, config):  # by another sweep, just before we leased it
+        if _is_there(self._out, config):  # by another sweep, just before we leased it
             self.leases.release(config)
             return False
         _remove_scratch(self._out, config)
         return True
 
     def _settled(self, config: RunConfig) -> bool:
-        """Note a run that another sweep finished or failed at; False while that sweep is still at it."""
-        if _is_finished(self._out, config):
+        """Note a run that another sweep carried out or failed at; False while that sweep is still at it."""
+        if _is_there(self._out, config):
             self.summary.there.append(config)
             return True
         if self._failed_elsewhere(config):
@@ -116,9 +121,9 @@ class Agenda:
         self.leases.release(event.config)
 
     def close(self) -> None:
-        """Release the runs that were taken and not finished."""
+        """Release the runs that were taken and are not done."""
         for config in self.leases.mine():
-            if _is_finished(self._out, config):  # saved, then interrupted before the runner could say so
+            if _is_there(self._out, config):  # saved, then interrupted before the runner could say so
                 self.summary.done.append(config)
                 checkpoint.discard(checkpoint_path(self._out, config))
             else:
@@ -128,7 +133,7 @@ class Agenda:
         self.summary.left = len(self._waiting)
 
 
-def _is_finished(out: Path, config: RunConfig) -> bool:
+def _is_there(out: Path, config: RunConfig) -> bool:
     return (out / config.fingerprint / results.RESULT).exists()
 
 

@@ -26,11 +26,11 @@ class Forecast(NamedTuple):
 class Rates:
     """Measured times: of runs with the same settings, else the same benchmark and method, else the same benchmark."""
 
-    def __init__(self, known: Results, device: str) -> None:
+    def __init__(self, there: Results, device: str) -> None:
         # A GPU that is named may be on another machine, so it is not looked for here.
         self._type = device_type = choose_device(device).type if device == "auto" else device.partition(":")[0]
         self._seconds: dict[tuple[object, ...], list[float]] = {}
-        for stored in known:
+        for stored in there:
             if stored.result.environment.get("device_type") == device_type:
                 for key in _likeness(stored.config):
                     self._seconds.setdefault(key, []).append(stored.result.seconds)
@@ -55,9 +55,9 @@ def _likeness(config: RunConfig) -> Iterator[tuple[object, ...]]:
     yield size
 
 
-def forecast(configs: Sequence[RunConfig], known: Results, *, jobs: int, device: str = "auto") -> Forecast:
-    """How long the runs will take, `jobs` at a time, judged by the times in `known` on this kind of device."""
-    rates = Rates(known, device)
+def forecast(configs: Sequence[RunConfig], there: Results, *, jobs: int, device: str = "auto") -> Forecast:
+    """How long the runs will take, `jobs` at a time, judged by results that are `there` and of this kind of device."""
+    rates = Rates(there, device)
     each = {config: rates.seconds(config) for config in configs}
     told = [seconds for seconds in each.values() if seconds is not None]
     unknown = [config for config, seconds in each.items() if seconds is None]

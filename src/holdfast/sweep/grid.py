@@ -29,15 +29,15 @@ def sweep(
     device: str = "auto",
     data: Path | None = None,
     plugins: Sequence[str] = (),
-    finished: Results | None = None,
+    there: Results | None = None,
     watch: Callable[[Event], None] | None = None,
     checkpoint_every: float = 180.0,
     until: float | None = None,
 ) -> SweepSummary:
     """Carry out the runs that are missing under `out`; returns how they ended.
 
-    Runs with a result under `out` or in `finished` are skipped. A run that fails is recorded and does not stop the
-    others. A run that another sweep carries out is waited for. Without a `runner`, see `local_runner`.
+    Runs with a result under `out`, or among those that are `there`, are skipped. A run that fails is recorded and does
+    not stop the others. A run that another sweep carries out is waited for. Without a `runner`, see `local_runner`.
 
     Every run writes its state each `checkpoint_every` seconds. On Ctrl-C or SIGTERM, all runs in flight do, and this
     returns with `interrupted` set; pressed a second time, Ctrl-C ends them at once. The same call continues the sweep,
@@ -46,7 +46,7 @@ def sweep(
     """
     results.check_writable(out)
     runner = runner or local_runner(device, jobs, until)
-    agenda = Agenda(configs, out, load_results(out) if finished is None else finished)
+    agenda = Agenda(configs, out, load_results(out) if there is None else there)
 
     def emit(event: Event | None) -> None:
         agenda.leases.renew()

@@ -56,14 +56,14 @@ class Leases:
             return _create(path)
 
     def release(self, config: RunConfig) -> None:
-        """Give a run back, finished or not."""
+        """Give a run back, done or not."""
         self._mine.pop(config).unlink(missing_ok=True)
 
-    def clear(self, finished: Iterable[RunConfig]) -> None:
-        """Remove the leases of finished runs whose sweep was killed between saving and releasing."""
-        there = {path.name for path in self._folder.glob("*")}
-        for path in (self._folder / config.fingerprint for config in finished):
-            if path.name in there:
+    def clear(self, there: Iterable[RunConfig]) -> None:
+        """Remove the leases of runs whose result is there: their sweep was killed between saving and releasing."""
+        leased = {path.name for path in self._folder.glob("*")}
+        for path in (self._folder / config.fingerprint for config in there):
+            if path.name in leased:
                 with locked(self._folder):
                     if _is_abandoned(path):
                         path.unlink(missing_ok=True)

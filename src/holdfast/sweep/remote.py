@@ -80,7 +80,7 @@ class Remote:
     def reserved(self) -> Iterator[None]:
         """Be the only sweep that carries out runs for this place; a HoldfastError if another sweep does.
 
-        Inside, the mirror has all that others finished before. A sweep that is gone, or on another host has been silent
+        Inside, the mirror has all results that are there. A sweep that is gone, or on another host has been silent
         for ten minutes, no longer has the place.
         """
         self._check_free()

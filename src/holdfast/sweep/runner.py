@@ -15,7 +15,7 @@ import torch
 from holdfast import checkpoint, results
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device
-from holdfast.errors import CheckpointError, HoldfastError
+from holdfast.errors import CheckpointError, DivergenceError, HoldfastError
 from holdfast.plugins import import_plugins
 from holdfast.results import RunResult
 from holdfast.run_state import Checkpointer, Progress
@@ -49,6 +49,8 @@ class Event(NamedTuple):
     """Where the error arose, for the record; empty if the message says enough."""
     row: tuple[float, ...] | None = None
     """Accuracies on the tasks learned so far, if a task has just ended."""
+    diverged: bool = False
+    """Whether it failed because its loss or weights became infinite: the fault of its settings."""
 
 
 class Job(NamedTuple):
@@ -162,7 +164,7 @@ def signals_blocked(*numbers: int) -> Iterator[None]:
 def failure(config: RunConfig, error: Exception) -> Event:
     """The event of a run that raised `error`."""
     if isinstance(error, HoldfastError):
-        return Event("failed", config, error=str(error))
+        return Event("failed", config, error=str(error), diverged=isinstance(error, DivergenceError))
     trace = "".join(traceback.format_exception(error))
     return Event("failed", config, error=f"{type(error).__name__}: {error}", trace=trace)
 
@@ -177,7 +179,7 @@ def throttled(tell: Callable[[Event], bool | None]) -> Callable[[Progress], bool
             return None
         last[progress.config] = now
         # The last row has all tasks, also where they were learned at once.
-        known = progress.task + 1 if progress.task + 1 < progress.stages else None
-        return tell(Event("moved", progress.config, progress.fraction, row=tuple(row[:known]) if row else None))
+        learned = progress.task + 1 if progress.task + 1 < progress.stages else None
+        return tell(Event("moved", progress.config, progress.fraction, row=tuple(row[:learned]) if row else None))
 
     return on_step
