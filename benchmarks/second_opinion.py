@@ -195,9 +195,6 @@ def minibatches(holdfast: list[Run], cells: list[Verdict], folder: Path = FOLDER
     for task in range(5):
         seen = np.array([np.mean(run["accuracy_matrix"][task][: task + 1]) for run in holdfast])
         ends += [(far[5, run["seed"]][task], at) for run, at in zip(holdfast, seen - seen.mean(), strict=True)]
-    tried: dict[tuple[int, int], list[Run]] = {}
-    for line in read("last-step.jsonl", folder):
-        tried.setdefault((line["samples"], line["of_second_class"]), []).append(line)
     whole = [cell.values for cell in cells if cell.n == 3 and cell.cell.config.method != "er"]
     first = np.array([values[0] - np.mean(values[1:]) for values in whole])  # values are in the order of seeds
     return {
@@ -206,16 +203,6 @@ def minibatches(holdfast: list[Run], cells: list[Verdict], folder: Path = FOLDER
         "ends": _apart(ends),
         "table": {str(seed): counts[seed][-1] for seed in range(3)},
         "first_seed": {"n": len(first), "mean": first.mean(), "error": first.std(ddof=1) / sqrt(len(first))},
-        "tried": [
-            {
-                "samples": samples,
-                "of_second_class": count,
-                "n": len(lines),
-                "change": np.mean([line["change"] for line in lines]),
-                "gradient": np.median([line["gradient"] for line in lines]),
-            }
-            for (samples, count), lines in sorted(tried.items())
-        ],
     }
 
 

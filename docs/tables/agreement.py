@@ -40,17 +40,6 @@ def beside() -> str:
     return table(["", *heads], rows)
 
 
-def last_steps() -> str:
-    """What a last step does to accuracy by the classes of its minibatch, a row per share, as last_step.py tried."""
-    tried = measured("how-sure")["minibatches"]["tried"]
-    found = {(each["samples"], 16 * each["of_second_class"] // each["samples"]): each for each in tried}
-    rows = []
-    for share in sorted({share for _, share in found}):
-        cells = [found[samples, share] for samples in (16, 32)]
-        rows.append([f"{share} of 16", *(typeset(f"{each['change']:+.1f}") for each in cells)])
-    return table(["of one class", "16 samples: change in points", "32 samples"], rows)
-
-
 def parallel() -> str:
     """What benchmarks/data_parallel.py found: accuracy by network and method, as on one GPU and on several."""
     rows = []
