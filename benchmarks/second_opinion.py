@@ -162,7 +162,8 @@ def all_runs(holdfast: list[Run], later: list[Run], authors: np.ndarray, folder:
     """Accuracy at the last step of every run of Holdfast beside the authors' code: all, and those that end evenly."""
     far, runs = last_uneven(folder), [*holdfast, *later]
     accuracies, seeds = np.array([run["accuracy"] for run in runs]), [run["seed"] for run in runs]
-    even = accuracies[[not far[5, seed][-1] for seed in seeds]]
+    uneven = np.array([far[5, seed][-1] for seed in seeds])
+    even = accuracies[~uneven]
     first = [run for run in holdfast if run["commit"].startswith(FIRST)]
     lowest = sorted(first, key=lambda run: run["accuracy"])[:6]
     return {
@@ -170,6 +171,7 @@ def all_runs(holdfast: list[Run], later: list[Run], authors: np.ndarray, folder:
         "even": {**describe(even), **compare(even, authors)},
         "first": describe(np.array([run["accuracy"] for run in first])),
         "later": describe(np.array([run["accuracy"] for run in later])),
+        "points": {"even": even, "uneven": accuracies[uneven]},
         "uneven_of_first": sum(far[5, run["seed"]][-1] for run in first),
         "uneven_of_lowest": sum(far[5, run["seed"]][-1] for run in lowest),
     }
@@ -283,11 +285,12 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
     cells = _paper_cells()
     cpu = side_by_side(read("cpu.jsonl", folder), ("er", "linf"), ENDS)
     long = side_by_side(read("long.jsonl", folder), ("linf",), (*ENDS, "mean_of_last_10_steps"))
+    everything = all_runs(holdfast, read("later.jsonl", folder), authors, folder)
     steady = before > before.min()  # the one run that collapsed would be most of the correlation
     found = {
         "measures": measures,
         "points": {
-            "last": {"authors": authors, "second": values["last"][1], "holdfast": values["last"][0]},
+            "last": {"authors": authors, "second": values["last"][1], "holdfast": everything["points"]["even"]},
             "tail": {"second": values["tail"][1], "holdfast": values["tail"][0]},
         },
         "authors": {
@@ -297,7 +300,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "holdfast_last": compare(values["last"][0], authors),
             "second_last": compare(values["last"][1], authors),
         },
-        "all_runs": all_runs(holdfast, read("later.jsonl", folder), authors, folder),
+        "all_runs": everything,
         "minibatches": minibatches(holdfast, cells, folder),
         "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
         "again": {

@@ -378,16 +378,22 @@ def compute_how_sure() -> Numbers:
 
 
 def draw_how_sure(numbers: Numbers) -> Figure:
-    """A dot for each run and a line for each mean: at the very last step, and over the last ten."""
+    """A dot for each run and a line for each mean: at the very last step, and over the last ten.
+
+    A ring is a run whose last minibatch is uneven; of the second opinion and the authors' code nobody knows that.
+    """
     figure, panels = _panels(2, width=9.2, height=3.3)
     names = {"authors": "authors' code", "second": "second opinion", "holdfast": "Holdfast"}
     looks = dict(zip(names, ("#7b8190", ER.color, LINF.color), strict=True))
     titles = {"last": "After the very last step", "tail": "Mean over the last ten steps"}
     for panel, (kind, title) in zip(panels, titles.items(), strict=True):
         for place, name in enumerate(reversed(names)):
-            values = sorted(numbers["points"][kind].get(name, []))
-            heights = [place + 0.09 * (number % 5 - 2) for number in range(len(values))]
-            panel.plot(values, heights, "o", color=looks[name], markersize=4.5, alpha=0.75, markeredgewidth=0)
+            rings = numbers["all_runs"]["points"]["uneven"] if (name, kind) == ("holdfast", "last") else []
+            values = sorted([*numbers["points"][kind].get(name, []), *rings])
+            heights = {value: place + 0.09 * (number % 5 - 2) for number, value in enumerate(values)}
+            for value, height in heights.items():
+                ring = {"markerfacecolor": "none", "markeredgewidth": 1.3} if value in rings else {"markeredgewidth": 0}
+                panel.plot(value, height, "o", color=looks[name], markersize=4.5, alpha=0.75, **ring)
             if values:
                 mean = fmean(values)
                 panel.plot([mean, mean], [place - 0.36, place + 0.36], color=INK["ink"], linewidth=1.6)
