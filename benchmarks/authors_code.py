@@ -381,7 +381,9 @@ def main() -> None:
         for method in options.method:
             config = RunConfig.preset("seq-cifar10", method, buffer_size=options.buffer_size, seed=seed)
             if method != "er":  # their code has one weight for all regularizers, where our preset of l1 has its own
-                config = config.change(beta=RunConfig.preset("seq-cifar10", "linf", buffer_size=config.buffer_size).beta)
+                config = config.change(
+                    beta=RunConfig.preset("seq-cifar10", "linf", buffer_size=config.buffer_size).beta
+                )
             config = config.change(epochs=options.epochs, train_limit=options.images, precision="float32")
             with cpu_threads(1):
                 found = alone(authors, config) if options.alone else beside(authors, config, root, own=options.own)

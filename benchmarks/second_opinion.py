@@ -18,6 +18,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from holdfast.experiments import EXPERIMENTS, Verdict, assess
+from holdfast.methods import REGULARIZERS
 from holdfast.report import gather
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -186,26 +187,40 @@ def last_uneven(folder: Path = FOLDER) -> dict[tuple[int, int], list[bool]]:
     }
 
 
-def minibatches(holdfast: list[Run], cells: list[Verdict], folder: Path = FOLDER) -> dict[str, Any]:
+def minibatches(holdfast: list[Run], folder: Path = FOLDER) -> dict[str, Any]:
     """What the last minibatch before an accuracy is read has to do with it, by how evenly it has both classes."""
     far = last_uneven(folder)
-    counts = {
-        line["seed"]: line["of_second_class"] for line in read("last-minibatches.jsonl", folder) if line["epochs"] == 50
-    }
     drops = [(far[5, run["seed"]][-1], run["tail"][-2] - run["tail"][-1]) for run in holdfast]
     ends = []
     for task in range(5):
         seen = np.array([np.mean(run["accuracy_matrix"][task][: task + 1]) for run in holdfast])
         ends += [(far[5, run["seed"]][task], at) for run, at in zip(holdfast, seen - seen.mean(), strict=True)]
-    whole = [cell.values for cell in cells if cell.n == 3 and cell.cell.config.method != "er"]
-    first = np.array([values[0] - np.mean(values[1:]) for values in whole])  # values are in the order of seeds
     return {
         "chance": 2 * stats.binom.cdf(8 - UNEVEN, 16, 0.5),
         "drops": _apart(drops),
         "ends": _apart(ends),
-        "table": {str(seed): counts[seed][-1] for seed in range(3)},
-        "first_seed": {"n": len(first), "mean": first.mean(), "error": first.std(ddof=1) / sqrt(len(first))},
+        "fifty": at_full_length(folder),
     }
+
+
+def at_full_length(folder: Path = FOLDER) -> dict[str, Any]:
+    """Runs of fifty epochs with seeds 0 to 2: how far those that end a task unevenly lie from the other seeds'.
+
+    A number for each such end: the mean over all methods with a regularizer and sizes of buffer that have three seeds.
+    """
+    far, cells = last_uneven(folder), []
+    for first in sorted((RESULTS / "seq-cifar10").glob("*-seed0.json")):
+        paths = [first.with_name(first.name.replace("seed0", f"seed{seed}")) for seed in range(3)]
+        if first.name.split("-")[0] in REGULARIZERS and all(path.exists() for path in paths):
+            matrices = [json.loads(path.read_text("utf-8"))["accuracy_matrix"] for path in paths]
+            cells.append([[np.mean(row[: task + 1]) for task, row in enumerate(rows)] for rows in matrices])
+    reached, apart = np.array(cells), []  # of each cell, seed and task
+    for task in range(5):
+        even = [seed for seed in range(3) if not far[50, seed][task]]
+        for seed in set(range(3)).difference(even):
+            apart.append(np.mean(reached[:, seed, task] - reached[:, even, task].mean(axis=1)))
+    ends = np.array(apart)
+    return {"cells": len(cells), **describe(ends), "error": ends.std(ddof=1) / sqrt(len(ends)), "high": ends.max()}
 
 
 def _apart(values: list[tuple[bool, float]]) -> dict[str, Any]:
@@ -301,7 +316,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "second_last": compare(values["last"][1], authors),
         },
         "all_runs": everything,
-        "minibatches": minibatches(holdfast, cells, folder),
+        "minibatches": minibatches(holdfast, folder),
         "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
         "again": {
             "earlier": describe(before),
