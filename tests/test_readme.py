@@ -108,3 +108,12 @@ def test_every_command_and_option_it_shows_exists():
 def test_every_link_to_a_file_leads_somewhere():
     for target in re.findall(r"\]\((?!http)([^)#]+)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_every_script_of_benchmarks_is_listed_there():
+    folder = ROOT / "benchmarks"
+    page = (folder / "README.md").read_text("utf-8")
+    listed = re.findall(r"`(\w+\.(?:py|toml))`", page)
+    assert sorted(listed) == sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".toml"))
+    for target in re.findall(r"\]\(([^)#]+)\)", page):
+        assert (folder / target).exists(), target
