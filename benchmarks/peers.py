@@ -95,15 +95,16 @@ def mammoth(settings: Settings) -> Reading:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     torch.set_num_threads(1)  # importing it set two
-    imports, steps = cpu_seconds(), [0]
-    register_optimizer_step_post_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
+    imports = cpu_seconds()
+    steps: list[None] = []
+    register_optimizer_step_post_hook(lambda *_: steps.append(None))
     sys.argv = ["main.py", *mammoth_arguments(settings)]
     heard = io.StringIO()
     with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(io.StringIO()):
         program.main()
     versions = {"commit": commit(clone), **installed("torch", "torchvision")}
     accuracy = heard_accuracy(heard.getvalue(), settings["tasks"])
-    return {"imports": imports, "steps": steps[0], "accuracy": accuracy, "versions": versions}
+    return {"imports": imports, "steps": len(steps), "accuracy": accuracy, "versions": versions}
 
 
 def mammoth_arguments(settings: Settings) -> list[str]:
