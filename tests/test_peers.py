@@ -18,7 +18,7 @@ spec.loader.exec_module(peers)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script is for Linux")
 SETTINGS = {"tasks": 2, "seed": 3, "buffer_size": 200, "batch_size": 128, "replay_size": 64}
-SETTINGS |= {"lr": 0.1, "alpha": 0.5, "beta": 1.0, "home": "/somewhere"}
+SETTINGS |= {"lr": 0.1, "avalanche_lr": 0.03, "alpha": 0.5, "beta": 1.0, "home": "/somewhere"}
 
 
 def reading(cpu, accuracy=90.0, version="1"):
