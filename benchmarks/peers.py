@@ -43,7 +43,7 @@ from typing import Any
 
 ABOUT = (
     "Each reading is one process from its start to its end, on one core and one thread. Trust CPU seconds (user and "
-    "system, with data loader workers): other programs may run on the machine, as its load tells, and lengthen wall seconds. "
+    "system, with data loader workers): other programs on the machine, of which its load tells, lengthen wall seconds. "
     "A ratio is a program's seconds over the mean of Holdfast's in the same turn; low and high are the extremes over "
     "the turns. after_imports leaves out the CPU seconds of importing libraries."
 )
