@@ -11,7 +11,7 @@ from tables.beyond import candidates, few, full, growth, lag, regularizers, task
 from tables.commands import commands
 from tables.language import language, trainer
 from tables.papers import field, results, sources, witnesses
-from tables.speed import gains, overhead, rates, speed, starts, turns
+from tables.speed import gains, overhead, peers, rates, speed, starts, turns
 from tables.trust import chaos, findings
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -21,7 +21,7 @@ TABLES: dict[str, Callable[..., str]] = {
         *(agreement, beside, parallel),
         *(candidates, few, full, growth, lag, regularizers, tasks, turning),
         *(language, trainer),
-        *(speed, gains, overhead, rates, starts, turns),
+        *(speed, gains, overhead, peers, rates, starts, turns),
         *(chaos, findings, commands),
     )
 }

@@ -38,6 +38,25 @@ def overhead() -> str:
     return table(["network", "method", "`observe`", "by hand", "ratio"], rows, names=2)
 
 
+def peers() -> str:
+    """The same experiment in other programs: CPU and wall seconds, what they are of Holdfast's, and the accuracy."""
+    measurement = measured("bench-peers")
+    rows = []
+    for name, each in measurement["programs"].items():
+        found = measurement["ratios"].get(name)
+        over = [_between(found[clock]) if found else "" for clock in ("cpu", "after_imports", "wall")]
+        seconds = [f"{each[clock]:.0f}{SPACE}s" for clock in ("cpu", "wall")]
+        rows.append([name.capitalize(), seconds[0], *over[:2], seconds[1], over[2], f"{each['accuracy']:.1f} %"])
+    return table(
+        ["", "CPU time", "over Holdfast's", "without imports", "wall time", "over Holdfast's", "accuracy"], rows
+    )
+
+
+def _between(ratio: dict[str, float]) -> str:
+    """A ratio and its extremes."""
+    return f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f})"
+
+
 def rates() -> str:
     """A complete `holdfast bench --device cuda`, a row per benchmark and method: all runs together, alone to eight."""
     rows = []
