@@ -1,8 +1,6 @@
 """`make numbers`: every page is what it would write, and what it cannot write is an error."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -120,10 +118,10 @@ def test_a_page_that_cannot_be_filled_is_named_and_left(tmp_path, monkeypatch, c
 
 
 def test_make_knows_the_command():
-    made = subprocess.run(["make", "-n", "numbers"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    script = made.strip().splitlines()[-1].split()[-1]
-    assert (ROOT / script).resolve() == (ROOT / "docs" / "make_numbers.py").resolve()
-    assert sys.modules["make_numbers"].__file__ == str(ROOT / "docs" / "make_numbers.py")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    rule = makefile.partition("\nnumbers:")[2].partition("\n\n")[0]
+    assert rule.split()[-1] == "docs/make_numbers.py"
+    assert (ROOT / "docs" / "make_numbers.py").exists()
 
 
 def test_columns_of_a_table():
