@@ -279,6 +279,23 @@ def other_settings(cells: list[Verdict]) -> dict[str, Any]:
     }
 
 
+def wider_draws(lines: list[Run]) -> dict[str, Any]:
+    """er with draws of 128 beside draws of 32 of the same seeds, over the last ten steps: wider minus usual."""
+    found: dict[int, dict[int, float]] = {}
+    for line in lines:
+        found.setdefault(line["seed"], {})[line["replay_size"]] = line["mean_of_last_10_steps"]
+    usual, wide = (np.array([each[size] for each in found.values()]) for size in (32, 128))
+    paired = stats.ttest_rel(wide, usual)
+    return {
+        "usual": describe(usual),
+        "wide": describe(wide),
+        "difference": (wide - usual).mean(),
+        "size": abs((wide - usual).mean()),
+        "interval90": list(paired.confidence_interval(0.90)),
+        "p": paired.pvalue,
+    }
+
+
 def numbers(folder: Path = FOLDER) -> dict[str, Any]:
     """Every number of the page."""
     runs, earlier = read("runs.jsonl", folder), read("earlier.jsonl", folder)
@@ -332,6 +349,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         "beside": beside(read("authors.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
+        "er_draws": wider_draws(read("er-draws.jsonl", folder)),
         "witnesses": other_papers(),
         "checks": distribution_checks(read("checks.jsonl", folder)),
     }

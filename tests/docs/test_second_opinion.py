@@ -156,6 +156,20 @@ def test_what_the_page_says_of_seeds_and_settings_is_so(found):
     assert all(abs(l1["tenth"][size] - l1["paper"][size]) < 1.5 for size in ("200", "500"))
 
 
+def test_what_the_page_says_of_larger_draws_is_so(found):
+    draws, lines = found["er_draws"], SCRIPT["read"]("er-draws.jsonl")
+    assert [(run["seed"], run["replay_size"]) for run in lines] == [
+        (seed, size) for seed in (300, 301, 302, 303, 304, 305, 308, 309) for size in (32, 128)
+    ]
+    by_hand = [
+        wide["mean_of_last_10_steps"] - usual["mean_of_last_10_steps"]
+        for usual, wide in zip(lines[::2], lines[1::2], strict=True)
+    ]
+    assert draws["difference"] == pytest.approx(fmean(by_hand), abs=1e-3)
+    assert draws["interval90"][1] < 0
+    assert draws["p"] < 0.05
+
+
 def test_what_the_page_says_of_other_papers_is_so(found):
     verdicts, table = witness_verdicts(), witnesses()
     cells = {key: each.difference for key, each in verdicts.items()}
