@@ -161,21 +161,23 @@ def first_task(runs: list[Run]) -> dict[str, Any]:
 
 def all_runs(holdfast: list[Run], later: list[Run], authors: np.ndarray, folder: Path = FOLDER) -> dict[str, Any]:
     """Accuracy at the last step of every run of Holdfast beside the authors' code: all, and those that end evenly."""
-    far, runs = last_uneven(folder), [*holdfast, *later]
-    accuracies, seeds = np.array([run["accuracy"] for run in runs]), [run["seed"] for run in runs]
-    uneven = np.array([far[5, seed][-1] for seed in seeds])
-    even = accuracies[~uneven]
-    first = [run for run in holdfast if run["commit"].startswith(FIRST)]
-    lowest = sorted(first, key=lambda run: run["accuracy"])[:6]
+    accuracies, ends_unevenly = last_accuracies([*holdfast, *later], folder)
+    even = accuracies[~ends_unevenly]
+    first, first_unevenly = last_accuracies([run for run in holdfast if run["commit"].startswith(FIRST)], folder)
     return {
         "all": {**describe(accuracies), **compare(accuracies, authors)},
         "even": {**describe(even), **compare(even, authors)},
-        "first": describe(np.array([run["accuracy"] for run in first])),
-        "later": describe(np.array([run["accuracy"] for run in later])),
-        "points": {"even": even, "uneven": accuracies[uneven]},
-        "uneven_of_first": sum(far[5, run["seed"]][-1] for run in first),
-        "uneven_of_lowest": sum(far[5, run["seed"]][-1] for run in lowest),
+        "first": describe(first),
+        "later": describe(last_accuracies(later, folder)[0]),
+        "uneven_of_first": int(first_unevenly.sum()),
+        "uneven_of_lowest": int(first_unevenly[np.argsort(first)[:6]].sum()),
     }
+
+
+def last_accuracies(runs: list[Run], folder: Path = FOLDER) -> tuple[np.ndarray, np.ndarray]:
+    """What runs of Holdfast reach at the last step, and whether its minibatch is uneven."""
+    uneven = last_uneven(folder)
+    return np.array([run["accuracy"] for run in runs]), np.array([uneven[5, run["seed"]][-1] for run in runs])
 
 
 def last_uneven(folder: Path = FOLDER) -> dict[tuple[int, int], list[bool]]:
@@ -189,12 +191,12 @@ def last_uneven(folder: Path = FOLDER) -> dict[tuple[int, int], list[bool]]:
 
 def minibatches(holdfast: list[Run], folder: Path = FOLDER) -> dict[str, Any]:
     """What the last minibatch before an accuracy is read has to do with it, by how evenly it has both classes."""
-    far = last_uneven(folder)
-    drops = [(far[5, run["seed"]][-1], run["tail"][-2] - run["tail"][-1]) for run in holdfast]
+    uneven = last_uneven(folder)
+    drops = [(uneven[5, run["seed"]][-1], run["tail"][-2] - run["tail"][-1]) for run in holdfast]
     ends = []
     for task in range(5):
         seen = np.array([np.mean(run["accuracy_matrix"][task][: task + 1]) for run in holdfast])
-        ends += [(far[5, run["seed"]][task], at) for run, at in zip(holdfast, seen - seen.mean(), strict=True)]
+        ends += [(uneven[5, run["seed"]][task], at) for run, at in zip(holdfast, seen - seen.mean(), strict=True)]
     return {
         "chance": 2 * stats.binom.cdf(8 - UNEVEN, 16, 0.5),
         "drops": _apart(drops),
@@ -208,7 +210,7 @@ def at_full_length(folder: Path = FOLDER) -> dict[str, Any]:
 
     A number for each such end: the mean over all methods with a regularizer and sizes of buffer that have three seeds.
     """
-    far, cells = last_uneven(folder), []
+    uneven, cells = last_uneven(folder), []
     for first in sorted((RESULTS / "seq-cifar10").glob("*-seed0.json")):
         paths = [first.with_name(first.name.replace("seed0", f"seed{seed}")) for seed in range(3)]
         if first.name.split("-")[0] in REGULARIZERS and all(path.exists() for path in paths):
@@ -216,7 +218,7 @@ def at_full_length(folder: Path = FOLDER) -> dict[str, Any]:
             cells.append([[np.mean(row[: task + 1]) for task, row in enumerate(rows)] for rows in matrices])
     reached, apart = np.array(cells), []  # of each cell, seed and task
     for task in range(5):
-        even = [seed for seed in range(3) if not far[50, seed][task]]
+        even = [seed for seed in range(3) if not uneven[50, seed][task]]
         for seed in set(range(3)).difference(even):
             apart.append(np.mean(reached[:, seed, task] - reached[:, even, task].mean(axis=1)))
     ends = np.array(apart)
@@ -225,7 +227,7 @@ def at_full_length(folder: Path = FOLDER) -> dict[str, Any]:
 
 def _apart(values: list[tuple[bool, float]]) -> dict[str, Any]:
     """Numbers that belong to uneven minibatches and to others, and whether they differ."""
-    uneven, even = (np.array([value for far, value in values if far == which]) for which in (True, False))
+    uneven, even = (np.array([value for is_uneven, value in values if is_uneven == which]) for which in (True, False))
     return {"uneven": describe(uneven), "even": describe(even), "p": stats.mannwhitneyu(uneven, even).pvalue}
 
 
@@ -303,10 +305,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
     values = {
         name: [np.array([of(run) for run in each]) for each in (holdfast, second)] for name, of in MEASURES.items()
     }
-    authors, before = (
-        np.array([run["accuracy"] for run in earlier if run["code"] == code and "seed" in run])
-        for code in ("authors", "holdfast")
-    )
+    authors = np.array([run["accuracy"] for run in earlier if run["code"] == "authors" and "seed" in run])
     (summary,) = (run for run in earlier if "task_il_mean" in run)
     measures = {
         name: {"holdfast": describe(ours), "second": describe(theirs), **compare(ours, theirs)}
@@ -317,12 +316,15 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
     cells = _paper_cells()
     cpu = side_by_side(read("cpu.jsonl", folder), ("er", "linf"), ENDS)
     long = side_by_side(read("long.jsonl", folder), ("linf",), (*ENDS, "mean_of_last_10_steps"))
-    everything = all_runs(holdfast, read("later.jsonl", folder), authors, folder)
-    steady = before > before.min()  # the one run that collapsed would be most of the correlation
+    later = read("later.jsonl", folder)
+    every, ends_unevenly = last_accuracies([*holdfast, *later], folder)
     found = {
         "measures": measures,
         "points": {
-            "last": {"authors": authors, "second": values["last"][1], "holdfast": everything["points"]["even"]},
+            "last": {
+                **{"authors": authors, "second": values["last"][1]},
+                **{"holdfast": every[~ends_unevenly], "uneven": every[ends_unevenly]},
+            },
             "tail": {"second": values["tail"][1], "holdfast": values["tail"][0]},
         },
         "authors": {
@@ -332,13 +334,9 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
             "holdfast_last": compare(values["last"][0], authors),
             "second_last": compare(values["last"][1], authors),
         },
-        "all_runs": everything,
+        "all_runs": all_runs(holdfast, later, authors, folder),
         "minibatches": minibatches(holdfast, folder),
         "last_step": {"holdfast": last_step(holdfast), "second": last_step(second)},
-        "again": {
-            "earlier": describe(before),
-            "correlation": stats.pearsonr(before[steady], values["last"][0][: len(before)][steady]).statistic,
-        },
         "float32": {"mean_change": np.mean([run["accuracy_float32"] - run["accuracy"] for run in holdfast])},
         "cpu": cpu,
         "long": long,

@@ -388,12 +388,14 @@ def draw_how_sure(numbers: Numbers) -> Figure:
     titles = {"last": "After the very last step", "tail": "Mean over the last ten steps"}
     for panel, (kind, title) in zip(panels, titles.items(), strict=True):
         for place, name in enumerate(reversed(names)):
-            rings = numbers["all_runs"]["points"]["uneven"] if (name, kind) == ("holdfast", "last") else []
-            values = sorted([*numbers["points"][kind].get(name, []), *rings])
-            heights = {value: place + 0.09 * (number % 5 - 2) for number, value in enumerate(values)}
-            for value, height in heights.items():
-                ring = {"markerfacecolor": "none", "markeredgewidth": 1.3} if value in rings else {"markeredgewidth": 0}
-                panel.plot(value, height, "o", color=looks[name], markersize=4.5, alpha=0.75, **ring)
+            dots = numbers["points"][kind].get(name, [])
+            rings = numbers["points"][kind].get("uneven", []) if name == "holdfast" else []
+            runs = sorted([*((value, False) for value in dots), *((value, True) for value in rings)])
+            for number, (value, ring) in enumerate(runs):
+                look = {"markerfacecolor": "none", "markeredgewidth": 1.3} if ring else {"markeredgewidth": 0}
+                height = place + 0.09 * (number % 5 - 2)
+                panel.plot(value, height, "o", color=looks[name], markersize=4.5, alpha=0.75, **look)
+            values = [*dots, *rings]
             if values:
                 mean = fmean(values)
                 panel.plot([mean, mean], [place - 0.36, place + 0.36], color=INK["ink"], linewidth=1.6)
