@@ -4,8 +4,8 @@
     python benchmarks/start.py --ideas > ideas.jsonl
 
 Three processes, one after the other, on made-up images: mse with an empty folder for compiled code, mse once more, then
-er. A stage ends when the device has done it; "of it" is a part of the stage behind it. On a machine where Python has not
-compiled its own modules yet, call it twice: they count.
+er. A stage ends when the device has done it; "of it" is a part of the stage behind it. On a machine where Python has
+not compiled its own modules yet, call it twice: they count.
 
 With --ideas, mse twice as it is and twice with each idea that might make the start shorter, a line each.
 """
