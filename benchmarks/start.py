@@ -1,41 +1,30 @@
 """Seconds until an S-CIFAR-10 run has its full speed, by stages: with nothing compiled, and afterwards.
 
     python benchmarks/start.py > docs/bench-h200-start.json
-    python benchmarks/start.py --ideas > ideas.jsonl
 
 Three processes, one after the other, on made-up images: mse with an empty folder for compiled code, mse once more, then
 er. A stage ends when the device has done it; "of it" is a part of the stage behind it. On a machine where Python has
 not compiled its own modules yet, call it twice: they count.
-
-With --ideas, mse twice as it is and twice with each idea that might make the start shorter, a line each.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 STEPS = 20
 """So many, until a step repeats the graph that it will repeat from then on."""
-IDEAS = {
-    "none": (),
-    "the compiler is imported in a thread from the beginning": ("import",),
-    "cuDNN tries no algorithms for the untrained network": ("choose",),
-    "both": ("import", "choose"),
-}
 
 
-def stages(method: str, device: str, ideas: Sequence[str]) -> dict[str, float]:
+def stages(method: str, device: str) -> dict[str, float]:
     """The seconds of each stage of this process."""
     found: dict[str, float] = {}
 
@@ -47,8 +36,6 @@ def stages(method: str, device: str, ideas: Sequence[str]) -> dict[str, float]:
 
     with stage("import torch"):
         import torch
-    if "import" in ideas:
-        threading.Thread(target=importlib.import_module, args=("torch._inductor.compile_fx",)).start()
     with stage("import holdfast"):
         from holdfast import training
         from holdfast.bench import made_up
@@ -67,13 +54,9 @@ def stages(method: str, device: str, ideas: Sequence[str]) -> dict[str, float]:
 
     def tested(*arguments: Any) -> Any:
         """The test of the untrained network, timed."""
-        usual = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = usual and "choose" not in ideas
-        with stage("of it: untrained network tested"):
-            accuracies = evaluate(*arguments)
-        torch.backends.cudnn.benchmark = usual
         training.evaluate = evaluate
-        return accuracies
+        with stage("of it: untrained network tested"):
+            return evaluate(*arguments)
 
     training.evaluate = tested
     member: Member | None = None
@@ -86,9 +69,9 @@ def stages(method: str, device: str, ideas: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def timed(method: str, device: str, folder: str, ideas: Sequence[str] = ()) -> dict[str, Any]:
+def timed(method: str, device: str, folder: str) -> dict[str, Any]:
     """What a process of its own finds; compiled code is kept in `folder`."""
-    command = [sys.executable, __file__, "--stages", method, "--device", device, "--with", *ideas]
+    command = [sys.executable, __file__, "--stages", method, "--device", device]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=os.environ | {"HOLDFAST_DATA": folder})
     found: dict[str, float] = json.loads(made.stdout)
     seconds = sum(time for name, time in found.items() if not name.startswith("of it"))
@@ -100,17 +83,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stages", metavar="METHOD", help="one process: its stages only")
-    parser.add_argument("--with", nargs="*", default=[], dest="ideas", metavar="IDEA", help="for that process")
-    parser.add_argument("--ideas", action="store_true", dest="compare", help="compare ideas for a shorter start")
     options = parser.parse_args()
     if options.stages:
-        print(json.dumps(stages(options.stages, options.device, options.ideas)))
-        return
-    if options.compare:
-        for idea, names in IDEAS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                both = {kind: timed("mse", options.device, folder, names) for kind in ("cold", "warm")}
-            print(json.dumps({"idea": idea, **both}), flush=True)
+        print(json.dumps(stages(options.stages, options.device)))
         return
     with tempfile.TemporaryDirectory() as folder:
         kinds = {"cold": "mse", "warm": "mse", "other": "er"}
