@@ -45,12 +45,13 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_shares, check_weights
 from holdfast.learners.turned import turn_images
 from holdfast.methods import LEARNERS, REGULARIZERS
-from holdfast.models import MODELS, ResNet18, evaluating, features, last_layer
+from holdfast.models import MODELS, ResNet18, count_outputs, evaluating, features, last_layer
 from holdfast.nested import Nested, concat, rows, split
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from fairness import FairEntropy
 from work_off import work_off, write_small
 
 VALIDATION = 0.1
@@ -89,7 +90,8 @@ class Candidate(Ballast):
     adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent.
     strength: how many times `adjusted` adds that logarithm.
-    recall: as in Ballast.
+    recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. Of many classes most
+        are absent from a single step; 1 / (1 - recall) steps tell better how frequent each is.
     mix: "mixup" or "cutmix" to mix each drawn sample with its neighbour in the draw; labels and targets are mixed by
         the same shares. The averaged network sees the samples unmixed.
     jitter: how strongly drawn images are cropped, scaled and recoloured for the network, 0 to 1. The averaged network
@@ -139,10 +141,11 @@ class Candidate(Ballast):
         looks: str = "once",
         **shared: Unpack[ReplayOptions],
     ) -> None:
-        ideas = {"target": target, "asymmetric": asymmetric, "adjusted": adjusted, "strength": strength, "turn": turn}
-        ideas |= {"recall": recall, "looks": "angles" if looks == "angles" else "once"}
+        ideas = {"target": target, "turn": turn, "looks": "angles" if looks == "angles" else "once"}
         ideas |= {"hold_features": hold_features, "teacher": teacher} if hold_features else {}
         super().__init__(model, optimizer, alpha=alpha, beta=beta, decay=decay, **ideas, **shared)
+        fairness = {"asymmetric": asymmetric, "adjusted": adjusted, "strength": strength, "recall": recall}
+        self.fair = FairEntropy(count_outputs(model), self.device, **fairness, class_weights=self.class_weights)
         for name, value in (("statistics", statistics), ("mix", mix), ("looks", looks)):
             if value not in CHOICES[name]:
                 raise unknown_name(name, value, list(CHOICES[name]))
@@ -196,36 +199,37 @@ class Candidate(Ballast):
         else:
             images = [concat([observed, replayed])]
             if self.turned is not None:
-                turned, classes = turn_images(images[0], learned[0], len(self.seen), self.angles)
+                turned, classes = turn_images(images[0], learned[0], len(self.fair.seen), self.angles)
                 images.append(turned)
                 learned.append(classes)
             (outputs, now, *others), found = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = self.regularizer(now, then)
-        absent = self.entropies.absent(y, len(self.seen))
+        absent = self.fair.absent(y, len(self.fair.seen))
         if self.hold:
             apart = outputs - self._taught(observed)
             consistency = consistency + self.hold * (apart.square() * absent).mean()
         if self.hold_features:
-            consistency = consistency + self.hold_features * self._apart(found, images[0], sizes)
-        if self.entropies.asymmetric:
+            consistency = consistency + self.hold_features * self._apart(found[: sum(sizes)], images[0], sizes)
+        if self.fair.asymmetric:
             outputs = outputs.masked_fill(absent, NEVER)
-        if self.entropies.adjusted:
-            advantage = self.entropies.advantage(outputs, [y, drawn.y])
+        if self.fair.adjusted:
+            advantage = self.fair.advantage(outputs, [y, drawn.y])
             outputs, now = outputs + advantage, now + advantage
         current, replay = self.criterion(outputs, y), self.criterion(now, labels)
         total = current + self.alpha * replay + self.beta * consistency + self.contrast * contrast
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), found[sum(sizes) :])
-            total = total + self.turn * self._turned_loss(every, classes, sizes)
+            turned_current, turned_replay = self.fair(torch.split(every, sizes), torch.split(classes, sizes))
+            total = total + self.turn * (turned_current + self.alpha * turned_replay)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer, kept=learned)
 
     def _contrast(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The outputs for a minibatch and a draw, and supervised contrast between each and a second view of it."""
         views = [*views, *(jittered(each, self.jitter, self.generator) for each in views)]
         found = self.forward_parts(concat(views), list(map(rows, views)), network=self._outputs_and_features)
-        parts = [each.tensor_split([len(self.seen)], 1) for each in found]
+        parts = [each.tensor_split([len(self.fair.seen)], 1) for each in found]
         directions = [F.normalize(found) for _, found in parts]
         pairs = zip(directions[:2], directions[2:], labels, strict=True)
         contrasts = [supervised_contrast(torch.cat(two), each.repeat(2)) for *two, each in pairs]
@@ -253,12 +257,17 @@ class Candidate(Ballast):
             storage = self.buffer._storage
             storage.columns[list(storage.layout).index("logits")].index_copy_(0, *self._fresh)
         super().commit(losses)
+        if losses.offer is not None:
+            self.fair.commit(losses.offer.y, losses.kept or ())
         if self.anchor:
             follow(self.model, self.teacher, torch.full((), self.anchor, device=self.device))
 
     def extra_state(self) -> dict[str, Any]:
-        """As in Ballast, and the random numbers of mixtures and jitter."""
-        return super().extra_state() | {"generator": self.generator}
+        """As in Ballast, what cross-entropy remembers, and the random numbers of mixtures and jitter."""
+        return super().extra_state() | self.fair.state() | {"generator": self.generator}
+
+    def plan(self, x: Nested, y: Nested) -> None:
+        """None: the classes of all samples are remembered, also of those that will not be stored."""
 
     def evaluated(self) -> nn.Module:
         """The network that answers, which may look at an image more than once."""

@@ -7,7 +7,7 @@ A page asks for one by the name it has here: `make numbers` writes it between `<
 from collections.abc import Callable
 
 from tables.agreement import agreement, beside, parallel
-from tables.beyond import candidates, few, full, growth, lag, regularizers, tasks, turning
+from tables.beyond import candidates, few, full, growth, lag, many, regularizers, tasks, turning
 from tables.commands import commands
 from tables.language import language, trainer
 from tables.papers import field, results, sources, witnesses
@@ -19,7 +19,7 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (
         *(results, field, sources, witnesses),
         *(agreement, beside, parallel),
-        *(candidates, few, full, growth, lag, regularizers, tasks, turning),
+        *(candidates, few, full, growth, lag, many, regularizers, tasks, turning),
         *(language, trainer),
         *(speed, gains, overhead, peers, rates, starts, turns),
         *(chaos, findings, commands),

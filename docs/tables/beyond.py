@@ -19,6 +19,14 @@ GROWTH = {
     "with turned images as well": "",
 }
 """Sets of settings of `ballast`, as the names of result files have them."""
+MANY = {
+    (False, 3.0, 0.0): "adjusted thrice",
+    (False, 1.0, 0.9): "adjusted, counted over ten steps",
+    (False, 1.0, 0.0): "adjusted",
+    (False, 3.0, 0.9): "adjusted thrice, counted over ten steps",
+    (True, 0.0, 0.0): "asymmetric",
+}
+"""What was tried on S-CIFAR-100: whether it is asymmetric, how often it is adjusted, and what share is recalled."""
 
 
 def candidates(network: str, epochs: str) -> str:
@@ -30,6 +38,29 @@ def candidates(network: str, epochs: str) -> str:
 def few() -> str:
     """The same for a narrow network and a tenth of the images."""
     return _candidates(read_lines(TRIED / "few.jsonl"))
+
+
+def many() -> str:
+    """What was tried on S-CIFAR-100 with a narrow network and few images, the best first."""
+    tried: dict[str, list[dict[str, Any]]] = {}
+    for row in read_lines(TRIED / "hundred.jsonl"):
+        tried.setdefault(MANY[_idea(row["settings"])], []).append(row)
+    rows = []
+    for name in sorted(tried, key=lambda name: -fmean(row["accuracy"] for row in tried[name])):
+        runs = tried[name]
+        old, new = fmean(value for row in runs for value in row["last"][:-1]), fmean(row["last"][-1] for row in runs)
+        task_il = spread([row["task_il"] for row in runs])
+        rows.append(
+            [name, str(len(runs)), spread([row["accuracy"] for row in runs]), f"{old:.1f}", f"{new:.1f}", task_il]
+        )
+    titles = ["cross-entropy", "runs", "accuracy (%)", "on the first four tasks", "on the last", "Task-IL"]
+    return table(titles, rows)
+
+
+def _idea(settings: dict[str, Any]) -> tuple[bool, float, float]:
+    """What decides how fair cross-entropy is: whether it is asymmetric, the strength, and what is recalled."""
+    strength = settings.get("strength", 1.0) if settings.get("adjusted") else 0.0
+    return settings.get("asymmetric", False), strength, settings.get("recall", 0.0)
 
 
 def _candidates(tried: Iterable[dict[str, Any]]) -> str:

@@ -323,3 +323,29 @@ def test_readers_of_results_pass_it_over():
     found = load_results(ROOT / "results" / "beyond")
     assert len(found) == 0
     assert found.skipped == []
+
+
+def test_many_classes_need_strength_or_longer_counting_and_not_both():
+    rows, tried = read("hundred.jsonl"), {}
+    for row in rows:
+        assert row["images"] == 5 * 9_000
+        assert row["train_limit"] == 1_000
+        assert row["accuracy"] == pytest.approx(fmean(row["last"]), abs=0.01)
+        settings = row["settings"]
+        name = (
+            "asymmetric" if settings.get("asymmetric") else (settings.get("strength", 1.0), settings.get("recall", 0.0))
+        )
+        tried.setdefault(name, []).append(row)
+        assert settings["turn"] == 1.0
+        assert settings["hold_features"] == 5.0
+    assert len({row["fingerprint"] for row in rows}) == len(rows)
+    assert set(tried) == {"asymmetric", (1.0, 0.0), (3.0, 0.0), (1.0, 0.9), (3.0, 0.9)}
+    for seed in {row["seed"] for row in rows}:
+        mean = {name: row["accuracy"] for name, runs in tried.items() for row in runs if row["seed"] == seed}
+        for better in {(3.0, 0.0), (1.0, 0.9)} & set(mean):
+            for worse in {(1.0, 0.0), (3.0, 0.9), "asymmetric"} & set(mean):
+                assert mean[better] > mean[worse], (seed, better, worse)
+        assert mean.get("asymmetric", 0.0) <= min(mean.values()) or "asymmetric" not in mean
+    last = {name: fmean(row["last"][-1] for row in runs) for name, runs in tried.items()}
+    assert sorted(last, key=last.get)[:2] == [(3.0, 0.9), "asymmetric"], "the last task is the worst of all"
+    assert max(last[(3.0, 0.9)], last["asymmetric"]) < last[(3.0, 0.0)] / 3

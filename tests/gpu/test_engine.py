@@ -68,7 +68,7 @@ def test_captured_steps_equal_eager_ones(name, method):
 
 @pytest.mark.parametrize(
     "idea",
-    [["hold_features=5", "teacher=0.9"], ["turn=1"], ["turn=1", "looks=angles", "adjusted=true", "recall=0.9"]],
+    [["hold_features=5", "teacher=0.9"], ["turn=1"], ["turn=1", "looks=angles", "adjusted=true"]],
     ids=str,
 )
 def test_captured_steps_that_need_features(idea):

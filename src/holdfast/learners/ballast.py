@@ -1,13 +1,11 @@
 """Ballast: a slow average of the network steadies it, and is the network that counts.
 
-A method of Holdfast's own. docs/concepts/beyond.md has what was tried beside it, and how far it comes.
-
-The average is CLS-ER's (Arani et al., ICLR 2022), with one copy in place of two. What keeps the newest classes from
-pushing the others aside is in fairness.py, and turned images are in turned.py.
+A method of Holdfast's own. docs/concepts/beyond.md has what was tried beside it, and how far it comes. Its ideas are
+CLS-ER's average (Arani et al., ICLR 2022), with one copy in place of two; logit adjustment (Menon et al., "Long-tail
+learning via logit adjustment", ICLR 2021), with the counts of one step; and label augmentation, see turned.py.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Unpack
 
@@ -18,14 +16,14 @@ from torch.nn import functional as F
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners.averages import averaged, follow, keep_mode, pace
-from holdfast.learners.fairness import FairEntropy
-from holdfast.learners.losses import Losses, widen
+from holdfast.learners.features import Noted
+from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer, adopt
 from holdfast.learners.options import ReplayOptions, check_choice, check_shares, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.learners.turned import AtAllAngles, TurnedClasses, turn_images
 from holdfast.methods import LEARNERS
-from holdfast.models import GroupedForward, count_outputs, last_layer, seen_by
+from holdfast.models import GroupedForward
 from holdfast.nested import Nested, concat, rows, split, transform
 from holdfast.rng import generator
 
@@ -47,8 +45,8 @@ class Ballast(ReplayLearner):
     is evaluated.
 
     The network prefers the newest classes, and the average lags behind on them. Both faults compensate each other if
-    `decay` suits the stream. With `asymmetric` or `adjusted` the network prefers the newest classes less, and the
-    average can and must be faster.
+    `decay` suits the stream. With `adjusted` the network prefers the newest classes less, and the average can and must
+    be faster.
 
     Options of this learner:
 
@@ -56,14 +54,10 @@ class Ballast(ReplayLearner):
     - beta: weight of the distance from the average. Default: 1.
     - target: "average" or "stored". Default: "average".
     - decay: how slowly the average moves, 0 to 1. Default: 0.999.
-    - asymmetric: whether the minibatch's cross-entropy leaves out the classes that were seen before and are absent from
-        it. Default: False.
     - adjusted: whether cross-entropy adds to each output the logarithm of 1 + how often the step has its class, so that
         the classes of the minibatch gain nothing from being frequent. Default: False.
     - strength: how many times `adjusted` adds that logarithm. Stored samples that are known by heart hardly pull on the
         network, so the more often a task's samples are repeated, the stronger it should be. Default: 1.
-    - recall: what share of the counts of earlier steps `adjusted` adds to those of a step, 0 to 1. Of many classes most
-        are absent from a single step; 1 / (1 - recall) steps tell better how frequent each is. Default: 0.
     - hold_features: weight, relative to beta, of 1 - cosine between the network's features and those of a slow teacher,
         on minibatch and draw. The teacher is a second average. Features are what the last nn.Linear sees. Default: 0.
     - teacher: how slowly the teacher moves, 0 to 1; it should remember more than a task. Default: 0.9995.
@@ -89,10 +83,8 @@ class Ballast(ReplayLearner):
         beta: float = 1.0,
         target: str = "average",
         decay: float = 0.999,
-        asymmetric: bool = False,
         adjusted: bool = False,
         strength: float = 1.0,
-        recall: float = 0.0,
         hold_features: float = 0.0,
         teacher: float = TEACHER,
         turn: float = 0.0,
@@ -100,22 +92,14 @@ class Ballast(ReplayLearner):
         **shared: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(model, optimizer, **shared)
-        check_weights(alpha=alpha, beta=beta, hold_features=hold_features, turn=turn)
+        check_weights(alpha=alpha, beta=beta, strength=strength, hold_features=hold_features, turn=turn)
         check_shares(decay=decay, teacher=teacher)
         check_choice(("average", "stored"), target=target)
         check_choice(("once", "angles"), looks=looks)
         self.alpha, self.beta, self.target, self.decay = alpha, beta, target, decay
-        self.hold_features, self.teacher_decay, self.turn, self.looks = hold_features, teacher, turn, looks
+        self.adjusted, self.strength, self.hold_features, self.turn = adjusted, strength, hold_features, turn
+        self.teacher_decay, self.looks = teacher, looks
         self._check_together()
-        self.entropies = FairEntropy(
-            count_outputs(self.model),
-            self.device,
-            asymmetric=asymmetric,
-            adjusted=adjusted,
-            strength=strength,
-            recall=recall,
-            class_weights=self.class_weights,
-        )
         self.average = averaged(self.model)
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)
         self.teacher = deepcopy(self.average) if hold_features else None
@@ -126,14 +110,13 @@ class Ballast(ReplayLearner):
             adopt(self.optimizer, list(self.turned.parameters()))
             self.passes = (*(Ballast.passes if self.teacher else Ballast.passes[:1]), (4, 4))
         self.at_all_angles = AtAllAngles(self.average) if looks == "angles" else None
-        # An engine or torch.compile may have compiled it; compiled code does not tell what a layer sees.
-        plain = inspect.unwrap(self.network)
-        self._uncompiled = getattr(plain, "_orig_mod", plain)
 
     def _check_together(self) -> None:
         """Refuse options that do nothing, or that cannot be heeded, beside the others."""
         if self.loss is not None:
             raise UsageError("Ballast changes cross-entropy by itself: leave out loss=.")
+        if self.strength != 1.0 and not self.adjusted:
+            raise UsageError("strength belongs to adjusted=True: set adjusted=True, or strength=1.")
         if self.hold_features and not self.beta:
             raise UsageError("hold_features is a multiple of beta, which is 0: nothing would be held.")
         if self.teacher_decay != TEACHER and not self.hold_features:
@@ -145,11 +128,6 @@ class Ballast(ReplayLearner):
         if self.looks == "angles" and (self.call is not None or self.take_outputs is not None):
             raise UsageError('looks="angles" needs a model that maps images to outputs: leave out call= and outputs=.')
 
-    @property
-    def seen(self) -> Tensor:
-        """Which classes were in the stream so far, (C,)."""
-        return self.entropies.seen
-
     @classmethod
     def wrap(cls, model: nn.Module, **settings: Any) -> nn.Module:
         """The model itself, or the network that looks at an image from all sides."""
@@ -160,85 +138,74 @@ class Ballast(ReplayLearner):
         """The weights, and the size of the draw: that of a run's replay batch."""
         return {"alpha": config.alpha, "beta": config.beta, "replay_size": config.replay_size}
 
-    def plan(self, x: Nested, y: Nested) -> None:
-        """None: the classes of all samples are remembered, also of those that will not be stored."""
-
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
-        """Cross-entropy of the minibatch and of a draw, and the distance from the average on the draw."""
+        """Cross-entropy of the minibatch and of a draw, and the distance from the target on the draw."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
         x, y, (drawn,) = self.align(x, y, self.draw(y))
-        labels, sizes = [y, drawn.y], [rows(y), rows(drawn.y)]
-        learned = [torch.cat(labels)]
+        labels, sizes = torch.cat([y, drawn.y]), [rows(y), rows(drawn.y)]
         view = self.view(x, drawn.x)
         keep_mode(self.model, self.average, *([] if self.teacher is None else [self.teacher]))
         # Each network gets images of its own: it may work in place on them.
         with torch.no_grad():  # whatever the target is: the average's BatchNorm statistics come from here
             steady = self.forward(transform(torch.clone, split(view, sizes)[1]), self.average)
         taught = view if self.teacher is None else transform(torch.clone, view)
-        images = [view]
+        images, turned_labels = [view], labels
         if self.turned is not None:
-            turned, classes = turn_images(view, learned[0], len(self.seen), self.angles)
+            turned, turned_labels = turn_images(view, labels, self.turned.classes, self.angles)
             images.append(turned)
-            learned.append(classes)
         (outputs, now, *others), features = self._outputs(concat(images), sizes * len(images))
         self.check_labels(y, outputs)
         offer = self.offer(x, y, outputs)
         consistency = F.mse_loss(*((now, steady) if self.target == "average" else self.compare(now, drawn)))
         if self.teacher is not None:
-            consistency = consistency + self.hold_features * self._apart(features, taught, sizes)
+            consistency = consistency + self.hold_features * self._apart(features[: sum(sizes)], taught, sizes)
         current, replay = self.entropies([outputs, now], labels)
         total = current + self.alpha * replay + self.beta * consistency
         terms = {"current": current, "replay": replay, "consistency": consistency}
         if self.turned is not None:
             every = self.turned.complete(torch.cat(others), features[sum(sizes) :])
-            terms["turned"] = self._turned_loss(every, classes, sizes)
+            observed, replayed = self.entropies(torch.split(every, sizes), turned_labels)
+            terms["turned"] = observed + self.alpha * replayed
             total = total + self.turn * terms["turned"]
-        return Losses(total, offer=offer, kept=learned, **terms)
+        return Losses(total, offer=offer, **terms)
+
+    def entropies(self, outputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """The cross-entropy of the minibatch and that of the draw, given their outputs and the labels of both.
+
+        Outputs are (B, C), or (B, 4 C) where a class at each of four angles is a class of its own, with the weight of
+        the class.
+        """
+        classes, sizes = outputs[0].shape[1], list(map(len, outputs))
+        if self.adjusted:
+            counts = torch.ones_like(outputs[0][0]).index_add(
+                0, labels, torch.ones_like(labels, dtype=outputs[0].dtype)
+            )
+            outputs = [each + self.strength * counts.log() for each in outputs]
+        weights = self.class_weights
+        if weights is not None:
+            weights = weights.to(outputs[0].dtype).repeat(classes // len(weights))
+        return [F.cross_entropy(*each, weights) for each in zip(outputs, torch.split(labels, sizes), strict=True)]
 
     def _outputs(self, view: Nested, sizes: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """The outputs for each part of a view and, if they are needed, the features of all, (rows, D)."""
         if self.teacher is None and self.turned is None:
             return self.forward_parts(view, sizes), torch.empty(0)
-        features: list[Tensor] = []
-        outputs = self.forward_parts(view, sizes, network=self._noting(self._uncompiled, features))
-        return outputs, _last(features, sizes)
+        noted = Noted(self, self.network)
+        return self.forward_parts(view, sizes, network=noted), noted.features(sizes)
 
     def _apart(self, features: Tensor, view: Nested, sizes: Sequence[int]) -> Tensor:
         """How far the features of a view are turned away from the teacher's: 1 - cosine."""
         assert self._teacher_groups is not None
-        taught: list[Tensor] = []
+        noted = Noted(self, self._teacher_groups.model)
         with torch.no_grad(), self.autocast():
-            self._teacher_groups(view, sizes, self._noting(self._teacher_groups.model, taught))
-        cosines = F.cosine_similarity(features[: sum(sizes)], _last(taught, sizes))
+            self._teacher_groups(view, sizes, noted)
+        cosines = F.cosine_similarity(features, noted.features(sizes))
         return torch.stack([1 - each.mean() for each in torch.split(cosines, list(sizes))]).sum()
 
-    def _noting(self, network: nn.Module, features: list[Tensor]) -> Callable[[Nested], Tensor]:
-        """What a network answers; what its last layer sees of each sample is added to `features`."""
-        layer = last_layer(network)
-
-        def answer(part: Nested) -> Tensor:
-            with seen_by(layer) as seen:
-                outputs = self.answer(part, network)
-            if sum(map(len, seen)) != rows(part):
-                self.refuse(
-                    UsageError("hold_features and turn need a model that calls its last nn.Linear once a sample.")
-                )
-            features.extend(seen)
-            return outputs
-
-        return answer
-
-    def _turned_loss(self, outputs: Tensor, classes: Tensor, sizes: list[int]) -> Tensor:
-        """Cross-entropy of the turned images, weighed as that of the others: alpha for those of the draw."""
-        observed, replayed = self.entropies(torch.split(outputs, sizes), torch.split(classes, sizes))
-        return observed + self.alpha * replayed
-
     def commit(self, losses: Losses) -> None:
-        """Offer the minibatch to the buffer, remember its classes, and let the averages follow the network."""
+        """Offer the minibatch to the buffer, and let the averages follow the network."""
         super().commit(losses)
-        if losses.offer is not None:
-            self.entropies.commit(losses.offer.y, losses.kept or ())
         self.updates += 1
         share = pace(self.updates, self.decay)
         follow(self.average, self.model, share)
@@ -248,8 +215,8 @@ class Ballast(ReplayLearner):
             follow(self.at_all_angles.turned, self.turned, share)
 
     def extra_state(self) -> dict[str, nn.Module | Tensor | torch.Generator]:
-        """With what cross-entropy remembers, the teacher, and the layer for turned classes and its average, if any."""
-        found = super().extra_state() | self.entropies.state()
+        """With the teacher, and the layer for turned classes and its average, if any."""
+        found = super().extra_state()
         if self.teacher is not None:
             found["teacher"] = self.teacher
         if self.turned is not None:
@@ -261,11 +228,3 @@ class Ballast(ReplayLearner):
     def evaluated(self) -> nn.Module:
         """The average, which may look at an image from all sides."""
         return self.at_all_angles or self.average
-
-
-def _last(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """The features (rows, D) of minibatches of these sizes: the last ones, as `GroupedForward` may repeat a pass."""
-    found = list(features)
-    while sum(map(len, found)) > sum(sizes):
-        del found[0]
-    return widen(torch.cat(found)).flatten(1)

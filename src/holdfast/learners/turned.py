@@ -33,6 +33,11 @@ class TurnedClasses(nn.Linear):
 
     def complete(self, outputs: Tensor, features: Tensor) -> Tensor:
         """The outputs of all classes at all angles, (B, 4 C), given those of the model and what its last layer saw."""
+        if outputs.shape[1] != self.classes:
+            raise UsageError(
+                f"the model has {outputs.shape[1]} outputs, but its last nn.Linear has {self.classes}: register the "
+                "layer that makes the outputs last."
+            )
         return torch.cat([outputs, self(widen(features).flatten(1))], 1)
 
 
