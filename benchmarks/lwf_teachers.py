@@ -145,9 +145,10 @@ class Prompter:
         return False
 
 
-def config_of(benchmark: str, variant: str, seed: int) -> RunConfig:
+def config_of(benchmark: str, variant: str, seed: int, epochs: int | None = None) -> RunConfig:
     """The run of a variant: the preset of LwF; on S-CIFAR-10 a small one."""
     config = RunConfig.preset(benchmark, "lwf", seed=seed).change(**SMALL if benchmark == "seq-cifar10" else {})
+    config = config.change(epochs=epochs or config.epochs)
     if variant == "uncalled":
         return config.change(method="sgd", settings=())
     if variant == "ours":
@@ -190,10 +191,11 @@ def main() -> None:
     parser.add_argument("--benchmark", choices=("seq-cifar10", "seq-mnist"), default="seq-cifar10")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, help="other than three, or than the preset's of S-MNIST")
     options = parser.parse_args()
     for seed in options.seeds:
         for variant in options.variant:
-            config = config_of(options.benchmark, variant, seed)
+            config = config_of(options.benchmark, variant, seed, options.epochs)
             with cpu_threads(1):
                 benchmark = make_benchmark(config, data_root(options.data), CPU)
                 found = teach(config, small(benchmark) if config.benchmark == "seq-cifar10" else benchmark)

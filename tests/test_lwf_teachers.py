@@ -174,6 +174,18 @@ def test_what_the_runs_without_a_teacher_descend(script):
     )
 
 
+def test_the_committed_runs_are_of_these_settings(script):
+    file = Path(__file__).parents[1] / "results" / "second-opinion" / "lwf.jsonl"
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    runs = [line for line in lines if line["code"] == "holdfast"]
+    assert {run["benchmark"] for run in runs} == {"seq-cifar10", "seq-mnist"}
+    for run in runs:
+        config = script.config_of(run["benchmark"], run["variant"], run["seed"])
+        assert (config.fingerprint, config.epochs) == (run["fingerprint"], run["epochs"])
+        assert run["task_il_accuracy"] == pytest.approx(sum(run["task_il"]) / 5, abs=0.01)
+    assert script.config_of("seq-cifar10", "ours", 0, 5).epochs == 5
+
+
 def test_a_line_for_each_run(script, tiny, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lwf_teachers.py", "--variant", "together", "ours", "--seeds", "4", "5"])
     script.main()
