@@ -287,15 +287,46 @@ def wider_draws(lines: list[Run]) -> dict[str, Any]:
     for line in lines:
         found.setdefault(line["seed"], {})[line["replay_size"]] = line["mean_of_last_10_steps"]
     usual, wide = (np.array([each[size] for each in found.values()]) for size in (32, 128))
-    paired = stats.ttest_rel(wide, usual)
+    return {"usual": describe(usual), "wide": describe(wide), **paired(wide, usual)}
+
+
+def paired(ones: np.ndarray, others: np.ndarray) -> dict[str, Any]:
+    """The mean difference, ones minus others, of runs that have their seeds in common."""
+    test = stats.ttest_rel(ones, others)
     return {
-        "usual": describe(usual),
-        "wide": describe(wide),
-        "difference": (wide - usual).mean(),
-        "size": abs((wide - usual).mean()),
-        "interval90": list(paired.confidence_interval(0.90)),
-        "p": paired.pvalue,
+        "difference": (ones - others).mean(),
+        "size": abs((ones - others).mean()),
+        "interval90": list(test.confidence_interval(0.90)),
+        "p": test.pvalue,
     }
+
+
+def teachers(lines: list[Run]) -> dict[str, Any]:
+    """What LwF's variants reach, by benchmark and epochs; `beside`: less ours with the same seeds. And other numbers.
+
+    `published` are those of the DER paper, `full` our own single runs of full length.
+    """
+    published: dict[str, Any] = {}
+    tried: dict[str, dict[str, dict[int, Run]]] = {}
+    for line in lines:
+        if line["code"] == "published":
+            published.setdefault(line["benchmark"], {})[line["method"]] = {name: line[name] for name in ENDS}
+        else:
+            variants = tried.setdefault(f"{line['benchmark']}-{line['epochs']}", {})
+            variants.setdefault(line["variant"], {})[line["seed"]] = line
+    found: dict[str, Any] = {"published": published, "full": {}}
+    for method in ("lwf", "sgd"):
+        run = json.loads((RESULTS / "seq-cifar10" / f"{method}-seed0.json").read_text("utf-8"))
+        found["full"][method] = {name: run[name] for name in ENDS}
+    for name, variants in tried.items():
+        found[name] = {}
+        for variant, runs in variants.items():
+            made = {end: np.array([runs[seed][end] for seed in sorted(runs)]) for end in ENDS}
+            ours = np.array([variants["ours"][seed]["task_il_accuracy"] for seed in sorted(runs)])
+            found[name][variant] = {end: describe(values) for end, values in made.items()}
+            if variant != "ours":
+                found[name][variant]["beside"] = paired(made["task_il_accuracy"], ours)
+    return found
 
 
 def numbers(folder: Path = FOLDER) -> dict[str, Any]:
@@ -349,6 +380,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         "l1": other_settings(cells),
         "er_draws": wider_draws(read("er-draws.jsonl", folder)),
         "witnesses": other_papers(),
+        "lwf": teachers(read("lwf.jsonl", folder)),
         "checks": distribution_checks(read("checks.jsonl", folder)),
     }
     return _plain(found)

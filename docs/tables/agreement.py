@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from tables.common import RESULTS, measured, read_lines, spread, table, typeset
 
@@ -14,6 +15,17 @@ MEASURES = {
     "task_last": "Task-IL at the last step",
 }
 """Names of measures in how-sure.json, and what the page calls them."""
+
+TEACHERS = {
+    "ours": "ours",
+    "image": "answers for the image as it is",
+    "pixels": "answers for its pixels, not normalised",
+    "warmed": "a warm-up",
+    "together": "not normalised, and a warm-up: the framework since November 2020",
+    "untaught": "a weight of 0 for the teacher",
+    "uncalled": "sgd with LwF's settings: the framework's first release",
+}
+"""Variants of LwF in benchmarks/lwf_teachers.py, and what the page calls them."""
 
 
 def agreement() -> str:
@@ -57,3 +69,24 @@ def parallel_runs() -> dict[tuple[str, int, str], dict[int, list[float]]]:
         network, gpus = re.fullmatch(r"(.*?)(?:-(\d)-gpus)?", row["model"]).groups()  # type: ignore[union-attr]
         found.setdefault((network, row["epochs"], row["method"]), {})[int(gpus or 1)] = row["accuracies"]
     return found
+
+
+def teachers() -> str:
+    """What benchmarks/lwf_teachers.py found: Task-IL accuracy by variant of LwF, and how far it lies from ours."""
+    tried = [measured("how-sure")["lwf"][name] for name in ("seq-cifar10-3", "seq-mnist-1")]
+    rows = []
+    for variant, title in TEACHERS.items():
+        cells: list[str] = []
+        for found in tried:
+            each = found.get(variant)
+            cells += ["", "", ""] if each is None else _reached(each)
+        if any(cells):
+            rows.append([title, *cells])
+    heads = [head for name in ("S-CIFAR-10, small", "S-MNIST") for head in ("seeds", name, "less ours")]
+    return table(["", *heads], rows)
+
+
+def _reached(found: dict[str, Any]) -> list[str]:
+    each = found["task_il_accuracy"]
+    apart = typeset(f"{found['beside']['difference']:+.1f}") if "beside" in found else ""
+    return [str(each["n"]), f"{each['mean']:.1f} ± {each['sd']:.1f}", apart]

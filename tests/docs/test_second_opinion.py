@@ -274,3 +274,45 @@ def test_what_the_page_says_of_several_gpus_is_so():
     (cell,) = table1.cells
     assert f"{cell.published.mean:.2f} for er at full length" in page.replace("\n", " ")
     assert f"| narrow network, 1 epoch, er | {means[*narrow, 'er'][1]:.1f} ± " in parallel()
+
+
+def test_what_the_page_says_of_lwf_is_so(found):
+    small, digits, published = (found["lwf"][name] for name in ("seq-cifar10-3", "seq-mnist-1", "published"))
+    lines = [line for line in SCRIPT["read"]("lwf.jsonl") if line["code"] == "holdfast"]
+    runs = {}
+    for line in lines:
+        runs.setdefault((line["benchmark"], line["variant"]), {})[line["seed"]] = line
+    # Published LwF is no better than sgd, and ours is.
+    for methods in published.values():
+        assert methods["lwf"]["task_il_accuracy"] < methods["sgd"]["task_il_accuracy"] + 3
+    full = found["lwf"]["full"]
+    assert full["lwf"]["task_il_accuracy"] > full["sgd"]["task_il_accuracy"] + 15
+    assert round(full["sgd"]["task_il_accuracy"] - published["seq-cifar10"]["sgd"]["task_il_accuracy"]) == 9
+    field = EXPERIMENTS["field"].select(["method=lwf", "metric=task_il_accuracy"]).cells
+    for cell in (cell for cell in field if cell.published is not None):
+        assert published[cell.config.benchmark]["lwf"]["task_il_accuracy"] == cell.published.mean
+    # S-MNIST: the published number is that of runs without a teacher, and of no others.
+    target = published["seq-mnist"]["lwf"]["task_il_accuracy"]
+    for variant, taught in {"ours": True, "warmed": True, "untaught": False, "uncalled": False}.items():
+        each = runs["seq-mnist", variant]
+        assert list(each) == list(range(400, 410))
+        reached = [run["task_il_accuracy"] for run in each.values()]
+        if taught:
+            assert min(reached) > 97 > target
+        elif variant == "uncalled":
+            assert abs(fmean(reached) - target) < 1.833 * stdev(reached) / 10**0.5, "t(0.95), 9 degrees of freedom"
+        assert digits[variant]["task_il_accuracy"]["mean"] == pytest.approx(fmean(reached), abs=1e-4)
+    # S-CIFAR-10
+    for variant in ("pixels", "together"):
+        for run in runs["seq-cifar10", variant].values():
+            assert all(abs(each - 50) < 3 for each in run["task_il"][:3]), "chance"
+        assert small[variant]["beside"]["difference"] < 0
+    assert small["pixels"]["beside"]["interval90"][1] < 0
+    assert small["image"]["beside"]["difference"] > 0, "costs nothing"
+    by_hand = [
+        run["task_il_accuracy"] - runs["seq-cifar10", "ours"][seed]["task_il_accuracy"]
+        for seed, run in runs["seq-cifar10", "uncalled"].items()
+    ]
+    assert small["uncalled"]["beside"]["difference"] == pytest.approx(fmean(by_hand), abs=1e-3)
+    assert min(by_hand) < fmean(by_hand) < 0 < max(by_hand), "seeds differ much"
+    assert all(line["accuracy"] < 23 for line in lines), "Class-IL: the newest task only"
