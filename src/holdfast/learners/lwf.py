@@ -1,7 +1,8 @@
 """LwF: the network of the last task is the teacher of the next, on the samples of the next.
 
-Li, Hoiem, "Learning without Forgetting", ECCV 2016. The teacher answers each minibatch as it comes, with the same view
-as the network, instead of once per sample before the task; no sample is stored.
+Li, Hoiem, "Learning without Forgetting", ECCV 2016. Two things differ here. The teacher answers each minibatch as it
+comes, with the same view as the network, instead of once per sample before the task; so no sample is stored. And new
+outputs are not warmed up alone before a task. docs/concepts/how-sure.md has what the two change.
 """
 
 from typing import Unpack
