@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import CheckpointError, UsageError
-from holdfast.learners.answers import TopK
-from holdfast.learners.losses import widen
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
@@ -136,15 +134,7 @@ def _updated(learner: Learner) -> list[list[str]]:
 def _answers(learner: Learner) -> str | None:
     """The option `answers` in words, as far as there are any; None where no outputs are stored."""
     answers = getattr(learner, "answers", None)
-    if answers is None or not getattr(learner, "stores_outputs", False):
-        return None
-    if answers.as_they_are:
-        return "outputs as they are"
-    if isinstance(answers, TopK):
-        return repr(answers)
-    if answers.decode is widen:  # a type; what is made of a number tells which
-        return f"outputs in {answers.store(torch.zeros(1), None).dtype}"
-    return "what a function makes of outputs"
+    return answers.name if answers is not None and getattr(learner, "stores_outputs", False) else None
 
 
 # --- a method's own state --------------------------------------------------------------------------------------------
