@@ -18,7 +18,8 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_choice, check_sizes, check_weights
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows, split
+from holdfast.models import GroupedForward
+from holdfast.nested import Nested, rows
 from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer, kind_of, name_of
@@ -83,14 +84,13 @@ class ConsistencyReplay(ReplayLearner):
             raise UsageError("replay says how many samples are drawn for both terms: leave out consistency_size.")
         self.alpha, self.beta, self.consistency_size = alpha, beta, consistency_size
         check_choice(("apart", "together"), batchnorm=batchnorm)
-        self.batchnorm = batchnorm
-        one_pass = batchnorm == "together" or self._groups.needless
-        at_once = self.loss is None and self.replay is not None and one_pass
+        self._groups = GroupedForward(self.model, apart=batchnorm == "apart")
+        at_once = self.loss is None and self.replay is not None and self._groups.needless
         self.large = self.answers if at_once and isinstance(self.answers, Largest) else None
         """What stores the outputs, where they are large and one reading of them gives all terms of one draw."""
         # DistributedDataParallel overwrites the other ranks' buffers with the first rank's before every pass. Those of
         # BatchNorm belong to the pass before as well, and not every PyTorch then allows its backward pass.
-        several = batchnorm == "apart" and not self._groups.fused
+        several = not self._groups.fused
         if several and isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             raise UsageError(
                 "this model's BatchNorm takes three passes a step, and DistributedDataParallel would change its "
@@ -175,10 +175,7 @@ class ConsistencyReplay(ReplayLearner):
     def _outputs(self, x: Nested, draw1: Draw, draw2: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs for the minibatch and both draws; one draw is not shown twice."""
         inputs = [x, draw1.x] if draw1 is draw2 else [x, draw1.x, draw2.x]
-        if self.batchnorm == "apart":
-            outputs = self.forward_groups(*inputs, widened=False)
-        else:
-            outputs = split(self.forward(self.view(*inputs)), [rows(part) for part in inputs])
+        outputs = self.forward_groups(*inputs, widened=False)
         return outputs[0], outputs[1], outputs[-1]
 
     def _read_once(self, large: Largest, x: Nested, y: Nested, drawn: Draw) -> Losses:
