@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
+from holdfast.buffer import Draw
 from holdfast.errors import UsageError
 from holdfast.learners import DarkReplay, FunctionDistance
 from holdfast.learners.answers import LIMIT, answers_of
@@ -27,6 +28,11 @@ FORMS = {
     "TopK(k=3)": hf.TopK(3),
     "what a function makes of outputs": (torch.Tensor.half, torch.Tensor.double),
 }
+
+
+def draw_of(stored, counted):
+    """A draw of what is stored of outputs, of which these positions count: the others have no label."""
+    return Draw(None, torch.zeros_like(counted, dtype=torch.int64).masked_fill(~counted, IGNORED), stored)
 
 
 def outputs_like(shape, classes, seed, scale=3.0):
@@ -54,7 +60,7 @@ def buckets(logits, indices):
 def test_what_is_stored_of_each_position(shape, classes, seed, data):
     k, class_dim = data.draw(st.integers(1, classes)), data.draw(st.sampled_from([-1, *range(1, len(shape) + 1)]))
     outputs = outputs_like(shape, classes, seed)
-    stored = hf.TopK(k).store(outputs.movedim(-1, class_dim), Positions(class_dim))
+    stored = answers_of(hf.TopK(k), Positions(class_dim)).store(outputs.movedim(-1, class_dim))
     assert {name: each.dtype for name, each in stored.items()} == {
         "values": torch.float16,
         "indices": torch.int32,
@@ -78,16 +84,17 @@ def test_a_softmax_of_what_is_compared_has_the_exact_buckets(classes, seed, data
     k = data.draw(st.integers(1, classes))
     then, now = outputs_like((2, 3), classes, seed), outputs_like((2, 3), classes, seed + 1)
     counted = torch.rand(2, 3, generator=torch.Generator().manual_seed(seed)) < 0.7
-    answers = hf.TopK(k)
-    stored = answers.store(then, TOKENS)
-    current, past = answers.compare(now, stored, TOKENS, counted, "probabilities")
+    answers = answers_of(hf.TopK(k), TOKENS)
+    drawn = draw_of(answers.store(then), counted)
+    stored = drawn.logits
+    current, past = answers.compare(now, drawn, "probabilities")
     columns = min(k + 1, classes)  # no rest where the stored classes are all there are
     assert current.shape == past.shape == (int(counted.sum()), columns)
     rows = zip(now[counted], then[counted], stored["indices"][counted], current, past, strict=True)
     for new, old, indices, one, other in rows:
         assert one.softmax(0).tolist() == pytest.approx(buckets(new.tolist(), indices.tolist())[:columns])
         assert other.softmax(0).tolist() == pytest.approx(buckets(old.tolist(), indices.tolist())[:columns], abs=5e-3)
-    logits, _ = answers.compare(now, stored, TOKENS, counted, "numbers")
+    logits, _ = answers.compare(now, drawn, "numbers")
     torch.testing.assert_close(logits, current[:, :k])
     kl = hf.REGULARIZERS["kl"](current, past)
     slow = [
@@ -101,12 +108,12 @@ def test_a_softmax_of_what_is_compared_has_the_exact_buckets(classes, seed, data
 @pytest.mark.parametrize("term", ["kl", "dino", "mse", "linf", "byol"])
 def test_gradients_of_the_buckets_are_exact(k, term):
     """Against finite differences; also where nothing is left for the rest."""
-    stored = hf.TopK(k).store(outputs_like((1, 2), WORDS, 0), TOKENS)
+    answers = answers_of(hf.TopK(k), TOKENS)
+    drawn = draw_of(answers.store(outputs_like((1, 2), WORDS, 0)), torch.ones(1, 2, dtype=torch.bool))
     kind = kind_of(hf.REGULARIZERS[term])
 
     def distance(now):
-        pair = hf.TopK(k).compare(now, stored, TOKENS, torch.ones(1, 2, dtype=torch.bool), kind)
-        return hf.REGULARIZERS[term](*pair)
+        return hf.REGULARIZERS[term](*answers.compare(now, drawn, kind))
 
     assert torch.autograd.gradcheck(distance, outputs_like((1, 2), WORDS, 1).requires_grad_())
 
@@ -115,17 +122,17 @@ def test_gradients_of_the_buckets_are_exact(k, term):
 def test_the_largest_of_all_classes_are_all_logits(term):
     """The same distance and gradient as of whole outputs, but for what is lost in half precision."""
     then, counted, found = outputs_like((1, 2), WORDS, 0), torch.ones(1, 2, dtype=torch.bool), []
-    for answers in (hf.TopK(WORDS), answers_of(None)):
+    for answers in (answers_of(hf.TopK(WORDS), TOKENS), answers_of(None, TOKENS)):
         now = outputs_like((1, 2), WORDS, 1).requires_grad_()
-        stored = answers.store(then, TOKENS)
-        distance = hf.REGULARIZERS[term](*answers.compare(now, stored, TOKENS, counted, "probabilities"))
+        drawn = draw_of(answers.store(then), counted)
+        distance = hf.REGULARIZERS[term](*answers.compare(now, drawn, "probabilities"))
         found.append((distance.detach(), *torch.autograd.grad(distance, now)))
     torch.testing.assert_close(*found, rtol=2e-2, atol=2e-3)
 
 
 def test_logits_beyond_half_precision_stay_finite():
     outputs = torch.tensor([[[1e6, -1e6, 3.0, -torch.inf]]])
-    stored = hf.TopK(3).store(outputs, TOKENS)
+    stored = answers_of(hf.TopK(3), TOKENS).store(outputs)
     assert stored["values"].tolist() == [[[LIMIT, 3.0, -LIMIT]]]
     assert stored["rest"].isfinite().all()
 
@@ -134,19 +141,20 @@ def test_logits_beyond_half_precision_stay_finite():
 def test_a_rest_of_any_size_in_single_precision(gap):
     """The stored rest is that of double precision, or too small to matter; and the term has a finite gradient."""
     outputs = torch.tensor([[[gap, 1.0, 0.5, -2.0, 0.0]]])
-    stored = hf.TopK(1).store(outputs, TOKENS)
+    answers = answers_of(hf.TopK(1), TOKENS)
+    stored = answers.store(outputs)
     whole = outputs.double().logsumexp(-1)
     exact = (outputs.double()[..., 1:].logsumexp(-1) - whole).exp()
     found = (stored["rest"].double() - whole).exp()
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-7)
     now = torch.zeros(1, 1, 5, requires_grad=True)
-    pair = hf.TopK(1).compare(now, stored, TOKENS, torch.ones(1, 1, dtype=torch.bool), "probabilities")
+    pair = answers.compare(now, draw_of(stored, torch.ones(1, 1, dtype=torch.bool)), "probabilities")
     hf.REGULARIZERS["kl"](*pair).backward()
     assert now.grad.isfinite().all()
 
 
 def test_top_20_of_512_tokens_take_less_than_64_kilobytes():
-    stored = hf.TopK(20).store(torch.randn(2, 512, 60), TOKENS)
+    stored = answers_of(hf.TopK(20), TOKENS).store(torch.randn(2, 512, 60))
     assert sum(each[0].nbytes for each in stored.values()) < 64_000
 
 
@@ -261,7 +269,7 @@ def test_fdr_stores_answers_in_another_type_too():
 @pytest.mark.parametrize("answers", [torch.int8, "half", (1, 2), (len,), 20])
 def test_answers_that_make_no_sense(answers):
     with pytest.raises(UsageError, match="answers must be a floating-point type such as"):
-        answers_of(answers)
+        answers_of(answers, None)
 
 
 @pytest.mark.parametrize(

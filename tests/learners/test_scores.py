@@ -9,15 +9,21 @@ from torch.nn import functional as F
 import holdfast as hf
 from holdfast.errors import UsageError
 from holdfast.learners import DarkReplay
-from holdfast.learners.positions import IGNORED
-from holdfast.learners.scores import largest, score
+from holdfast.learners.positions import IGNORED, Positions
+from holdfast.learners.scores import Past, Reading, largest
 from learners.conftest import assert_same_state
 from learners.test_answers import ragged
 from learners.test_positions import WORDS, make, reader, texts
 
 
+def read(outputs, labels, observed, weights, places):
+    """The reading of outputs (rows, classes), of which the last rows are asked for these places and their rest."""
+    past = Past([outputs.shape[1]], places, torch.arange(len(places)), torch.empty(0), with_rest=True)
+    return Reading(Positions(-1), outputs, labels, observed, weights, past)
+
+
 def slowly(outputs, labels, observed, weights, places):
-    """The same as `score`: cross-entropy of each part, the logits of the places, and the sum of all others."""
+    """The same as `read`: cross-entropy of each part, the logits of the places, and the sum of all others."""
     parts = (slice(observed), slice(observed, None))
     sums = [F.cross_entropy(outputs[part], labels[part], weights, reduction="sum") for part in parts]
     last = outputs[len(outputs) - len(places) :]
@@ -46,14 +52,15 @@ def test_scores_and_their_gradient(dtype, rows, classes, scale, weighted, seed, 
     labels[torch.rand(rows, generator=draw) < 0.3] = IGNORED
     weights = torch.rand(classes, generator=draw, dtype=torch.float64) + 0.5 if weighted else None
     places = torch.stack([torch.randperm(classes, generator=draw)[:k] for _ in range(asked)])
-    found = score(outputs, labels, observed, None if weights is None else weights.to(dtype), places)
+    reading = read(outputs, labels, observed, weights, places)
+    found = reading.sums, reading.chosen, reading.rest
     expected = slowly(exact, labels, observed, weights, places)
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
     gradients = [torch.randn(each.shape, generator=draw, dtype=torch.float64) for each in expected]
-    for one, other in zip(found[:3], expected, strict=True):
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, **tolerance)
-    torch.testing.assert_close(found.logs.double(), exact.detach().log_softmax(1), **tolerance)
-    torch.autograd.backward(found[:3], [each.to(dtype) for each in gradients])
+    torch.testing.assert_close(reading.logs.double(), exact.detach().log_softmax(1)[:observed], **tolerance)
+    torch.autograd.backward(found, [each.to(dtype) for each in gradients])
     torch.autograd.backward(expected, gradients)
     torch.testing.assert_close(outputs.grad.double(), exact.grad, **tolerance)
 
@@ -62,7 +69,7 @@ def test_scores_and_their_gradient(dtype, rows, classes, scale, weighted, seed, 
 def test_a_rest_that_is_all_but_impossible_has_a_finite_gradient(gap):
     """The gradient at the places does not suffer from how small the rest is."""
     outputs = torch.tensor([[gap, 0.0, -1.0, 0.5]], requires_grad=True)
-    found = score(outputs, torch.tensor([IGNORED]), 0, None, torch.tensor([[0]]))
+    found = read(outputs, torch.tensor([IGNORED]), 0, None, torch.tensor([[0]]))
     then = torch.tensor([[0.0, 2.0]])
     hf.REGULARIZERS["kl"](torch.cat([found.chosen, found.rest[:, None]], 1), then).backward()
     exact = outputs.detach().double().requires_grad_()

@@ -2,39 +2,38 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from holdfast.buffer import Draw
 from holdfast.errors import UsageError
 from holdfast.learners.losses import widen
 from holdfast.learners.positions import IGNORED, Positions
-from holdfast.learners.scores import LIMIT, Scores, largest, normalizer, score
+from holdfast.learners.scores import LIMIT, Past, Reading, largest, normalizer, other_width
 from holdfast.nested import Nested
 from holdfast.ranks import to_device
 
-__all__ = ["Answers", "Looked", "TopK", "answers_of"]
+__all__ = ["Answers", "Largest", "TopK", "answers_of"]
 
 
 class Answers:
     """A way to store outputs, and to compare them with later ones."""
 
+    name: str
+    """The option `answers` in words; a learner continues from a saved one that has the same."""
     columns: ClassVar[tuple[str, ...]] = ("logits",)
     """What the buffer calls the tensors that have positions."""
-    as_they_are: bool = False
-    """Whether outputs are stored without any change."""
 
-    def store(self, outputs: Tensor, positions: Positions | None, logs: Tensor | None = None) -> Nested:
+    def store(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
         """What the buffer gets of outputs (B, ...); `logs` are their log-probabilities (B, ..., C), if known."""
         raise NotImplementedError
 
-    def compare(
-        self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
-    ) -> tuple[Tensor, Tensor]:
+    def compare(self, now: Tensor, drawn: Draw, kind: str) -> tuple[Tensor, Tensor]:
         """The outputs of a draw as they are now, and as they were stored.
 
-        With positions, both are (rows, classes), with a row for each position that is `counted`. `kind` is what the
+        With positions, both are (rows, classes), with a row for each position that counts. `kind` is what the
         regularizer compares, see `holdfast.regularizers.compares`.
         """
         raise NotImplementedError
@@ -44,47 +43,35 @@ class Whole(Answers):
     """Outputs that are stored whole: as they are, in another type, or as a pair of functions makes them smaller."""
 
     def __init__(
-        self, encode: Callable[[Tensor], Nested] | None = None, decode: Callable[[Nested], Tensor] | None = None
+        self,
+        positions: Positions | None,
+        name: str,
+        encode: Callable[[Tensor], Nested] | None = None,
+        decode: Callable[[Nested], Tensor] | None = None,
     ) -> None:
-        self.encode, self.decode = encode, decode
-        self.as_they_are = encode is None
+        self.positions, self.name, self.encode, self.decode = positions, name, encode, decode
 
-    def store(self, outputs: Tensor, positions: Positions | None, logs: Tensor | None = None) -> Nested:
+    def store(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
         """What `encode` makes of the outputs."""
         return outputs.detach() if self.encode is None else self.encode(outputs.detach())
 
-    def compare(
-        self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
-    ) -> tuple[Tensor, Tensor]:
+    def compare(self, now: Tensor, drawn: Draw, kind: str) -> tuple[Tensor, Tensor]:
         """All outputs, those of the past as `decode` gives them back."""
+        stored = _logits(drawn)
         then = stored if self.decode is None else self.decode(stored)
         if not isinstance(then, Tensor):
             raise UsageError("the buffer holds other answers than this learner stores: use it as before, or another.")
-        if positions is None or counted is None:
+        if self.positions is None:
             _check_width(now, then, range(now.dim()))
             return now, then
-        now, then = positions.last(now), positions.last(then)
+        now, then = self.positions.last(now), self.positions.last(then)
         _check_width(now, then, (0, -1))
-        now, counted = _cut(now, counted, then.shape[1:-1])
+        now, counted = _cut(now, self.positions.counted(drawn.x, drawn.y), then.shape[1:-1])
         return now[counted], then[counted]
 
 
-class Looked(NamedTuple):
-    """What is known of drawn answers before the model has computed new ones. A row is a position of a sample."""
-
-    classes: list[int]
-    """How many classes each sample was stored with."""
-    places: Tensor
-    """Classes whose logits are stored, (rows, k) int64."""
-    counted: Tensor
-    """Which rows count, int64."""
-    then: Tensor
-    """The stored logits of the rows that count, (counted, k); with the rest as a last column if `with_rest`."""
-    with_rest: bool
-
-
 @dataclass(frozen=True)
-class TopK(Answers):
+class TopK:
     """Of each position the `k` largest logits, which classes they belong to, and the rest as one number.
 
     A position takes 6 bytes for each of the k, and 2 more: values and the logarithm of the sum of exp(logit) over all
@@ -93,17 +80,23 @@ class TopK(Answers):
 
     k: int
 
-    columns: ClassVar[tuple[str, ...]] = ("logits['values']", "logits['indices']", "logits['rest']")
-
     def __post_init__(self) -> None:
         if self.k < 1:
             raise UsageError(f"TopK needs at least 1 logit of each position, not {self.k}.")
 
+
+class Largest(Answers):
+    """What `TopK` describes, of outputs with these positions."""
+
+    columns = ("logits['values']", "logits['indices']", "logits['rest']")
+
+    def __init__(self, given: TopK, positions: Positions) -> None:
+        self.name, self.k, self.positions = repr(given), given.k, positions
+
     @torch.no_grad()
-    def store(self, outputs: Tensor, positions: Positions | None, logs: Tensor | None = None) -> Nested:
+    def store(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
         """Values and indices (B, ..., k), rest (B, ...), and the number of classes (B,)."""
-        assert positions is not None
-        outputs = positions.last(widen(outputs.detach()))
+        outputs = self.positions.last(widen(outputs.detach()))
         classes = outputs.shape[-1]
         if self.k > classes:
             raise UsageError(
@@ -118,27 +111,22 @@ class TopK(Answers):
         width = torch.full((len(outputs),), classes, dtype=torch.int32, device=outputs.device)
         return {"values": _half(values), "indices": indices.int(), "rest": _half(rest), "classes": width}
 
-    def compare(
-        self, now: Tensor, stored: Nested, positions: Positions | None, counted: Tensor | None, kind: str
-    ) -> tuple[Tensor, Tensor]:
+    def compare(self, now: Tensor, drawn: Draw, kind: str) -> tuple[Tensor, Tensor]:
         """The stored logits and those of the same classes now, (rows, k).
 
         For a regularizer that compares probabilities, (rows, k + 1): the last column is the rest, so that a softmax
         gives the stored classes their probabilities, and the rest the sum of all others. There is no rest of k classes.
         """
-        assert positions is not None
-        assert counted is not None
-        now, looked = positions.last(now), self.look(stored, counted, kind)
-        self.check_width(now, looked)
-        flat = now.flatten(0, -2)
-        nothing = torch.full((len(flat),), IGNORED, device=flat.device)
-        return self.pair(score(flat, nothing, 0, None, looked.places, looked.with_rest), looked)
+        past = self.look(drawn, kind)
+        nothing = torch.full(self.positions.last(now).shape[:-1], IGNORED, device=now.device)
+        return Reading(self.positions, now, nothing, 0, past=past).pair(past)
 
-    def look(self, stored: Nested, counted: Tensor, kind: str) -> Looked:
-        """What `pair` needs of stored answers, at the positions that are `counted`.
+    def look(self, drawn: Draw, kind: str) -> Past:
+        """What can be known of a draw before the model has computed its outputs.
 
         Waits for the device, once: call it before the forward pass, while the device has nothing else to do.
         """
+        stored, counted = _logits(drawn), self.positions.counted(drawn.x, drawn.y)
         if not isinstance(stored, Mapping) or set(stored) != {"values", "indices", "rest", "classes"}:
             raise UsageError("the buffer holds other answers than TopK stores: use it as before, or another buffer.")
         stored_at = _fill_up(torch.ones_like(stored["rest"], dtype=torch.bool), counted.shape)
@@ -152,34 +140,36 @@ class TopK(Answers):
         if with_rest:
             rest = _fill_up(stored["rest"], counted.shape).flatten().index_select(0, rows)
             then = torch.cat([then, rest[:, None]], 1)
-        return Looked(classes, indices.long(), rows, then, with_rest)
-
-    def check_width(self, now: Tensor, looked: Looked) -> None:
-        """Raise unless outputs (..., C) have as many classes as the stored ones."""
-        if any(each != now.shape[-1] for each in looked.classes):
-            raise _other_width(str(now.shape[-1]), str(max(looked.classes)))
-
-    def pair(self, scores: Scores, looked: Looked) -> tuple[Tensor, Tensor]:
-        """What `compare` returns, from the scores at the places that were looked up."""
-        now = torch.cat([scores.chosen, scores.rest[:, None]], 1) if looked.with_rest else scores.chosen
-        return now.index_select(0, looked.counted), looked.then.to(now.dtype)
+        return Past(classes, indices.long(), rows, then, with_rest)
 
 
-def answers_of(given: Any) -> Answers:
+def answers_of(given: Any, positions: Positions | None) -> Answers:
     """What somebody means by `answers`: None, a type, `TopK`, or a pair of functions."""
-    if isinstance(given, Answers):
-        return given
     if given is None:
-        return Whole()
+        return Whole(positions, "outputs as they are")
+    if isinstance(given, TopK):
+        if positions is None:
+            raise UsageError("TopK stores logits of every position: give class_dim, which says where the classes are.")
+        return Largest(given, positions)
     if isinstance(given, torch.dtype) and given.is_floating_point:
         limit = torch.finfo(given).max
-        return Whole(lambda outputs: outputs.clamp(-limit, limit).to(given), widen)
+        return Whole(positions, f"outputs in {given}", lambda outputs: outputs.clamp(-limit, limit).to(given), widen)
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Whole(*given)
+        return Whole(positions, "what a function makes of outputs", *given)
     raise UsageError(
         f"answers must be a floating-point type such as torch.bfloat16, holdfast.TopK(20), or a pair of functions "
         f"(encode, decode), not {given!r}."
     )
+
+
+def _logits(drawn: Draw) -> Nested:
+    """What is stored of a draw's outputs."""
+    if drawn.logits is None:
+        raise UsageError(
+            "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
+            "give this learner a buffer of its own."
+        )
+    return drawn.logits
 
 
 def _cut(now: Tensor, counted: Tensor, lengths: torch.Size) -> tuple[Tensor, Tensor]:
@@ -214,11 +204,4 @@ def _half(values: Tensor) -> Tensor:
 def _check_width(now: Tensor, then: Tensor, dims: Any) -> None:
     """Raise unless outputs still have the shape in these dimensions that they had when they were stored."""
     if now.dim() != then.dim() or any(now.shape[dim] != then.shape[dim] for dim in dims):
-        raise _other_width(*("x".join(map(str, each.shape[1:])) for each in (now, then)))
-
-
-def _other_width(now: str, then: str) -> UsageError:
-    return UsageError(
-        f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after changing "
-        'the head, or let the learner change it, with head="classifier" or what its name is.'
-    )
+        raise other_width(*("x".join(map(str, each.shape[1:])) for each in (now, then)))

@@ -14,23 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast import checkpoint
 from holdfast.augment import View, takes_targets
 from holdfast.buffer import Reservoir
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, DivergenceError, HoldfastError, UsageError
+from holdfast.errors import DivergenceError, HoldfastError, UsageError
 from holdfast.learners.checks import check_model
-from holdfast.learners.head import Head
+from holdfast.learners.head import Head, grow_head
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer, clip_gradients, fitting, forget_gradients, gradients_of
 from holdfast.learners.options import Options, ReplayOptions, check_class_weights, complete
 from holdfast.learners.positions import Positions
-from holdfast.learners.saving import load_state, networks_of, state_of, without_frozen
+from holdfast.learners.saving import load_state, networks_of, read_learner, state_of, write_learner
 from holdfast.learners.transaction import Transaction
 from holdfast.models import GroupedForward, by_keywords, is_pretrained
 from holdfast.nested import Nested, concat, rows, transform
 from holdfast.ranks import Meeting, Ranks
-from holdfast.rng import generator as seeded_generator
 
 if TYPE_CHECKING:
     from holdfast.learners.making import Parts
@@ -359,22 +357,7 @@ class Learner:
 
     def grow(self, outputs: int) -> None:
         """Give the head so many outputs, if it has fewer. New classes weigh 1 where there are `class_weights`."""
-        if self.head is None:
-            raise UsageError('the head of this learner is fixed: name the last nn.Linear, as in head="classifier".')
-        before = self.head.outputs
-        if outputs <= before:
-            return
-        # A generator of its own, made from the present number of outputs: nothing more to save.
-        grow = self.head.growth(outputs, self.optimizer, seeded_generator(self.seed, f"head {before}"))
-        weights = self.class_weights
-        if weights is not None and len(weights) < outputs:
-            weights = torch.cat([weights, weights.new_ones(outputs - len(weights))])
-        if self.buffer is not None:
-            self.buffer.widen(outputs)  # a full disk may prevent it, and then nothing has grown
-        grow()
-        self.class_weights = weights
-        if self.on_grow is not None:
-            self.on_grow(self)
+        grow_head(self, outputs)
 
     def check_finite(self) -> None:
         """Raise if a weight is no longer finite, or a buffer such as BatchNorm's has become NaN.
@@ -426,36 +409,14 @@ class Learner:
         are written without them as well, as far as they are the same to the last bit. Those of an average are, unless
         they were frozen when it had moved.
         """
-        with self.together("check the model"):
-            self.check_finite()
-        own = self.state_dict()
-        state = {"learner": without_frozen(self, own) if trainable_only else own, "extra": dict(extra or {})}
-        with self.together("save a checkpoint"):
-            if self.ranks is None or self.ranks.rank == 0:
-                checkpoint.write(Path(path), "learner", state)
-        if self.buffer is not None:
-            self.buffer.commit(state["learner"]["buffer"])
+        write_learner(self, Path(path), dict(extra or {}), trainable_only)
 
     def load(self, path: Path | str) -> dict[str, Any]:
         """Continue from the checkpoint in the file `path`; returns the `extra` that was saved with it.
 
         It may be of any number of ranks, or of a learner without. Each rank reads it, so all must see the file.
         """
-        with self.together("read a checkpoint"):
-            state = checkpoint.read(Path(path), "learner").state
-        try:
-            self.load_state_dict(state["learner"])
-            extra: dict[str, Any] = state["extra"]
-        except HoldfastError:
-            raise
-        except checkpoint.NONSENSE as error:
-            raise CheckpointError(
-                f"{path} is whole, but not what such a learner saves: {error!r}. Part of it may have been taken over; "
-                "make the learner anew."
-            ) from error
-        if self.buffer is not None:
-            self.buffer.commit()
-        return extra
+        return read_learner(self, Path(path))
 
     # --- runs --------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.buffer import Draw
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.answers import TopK
+from holdfast.learners.answers import Largest
 from holdfast.learners.losses import Losses, widen
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_choice, check_sizes, check_weights
-from holdfast.learners.positions import Positions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.nested import Nested, rows, split
+from holdfast.models import GroupedForward
+from holdfast.nested import Nested, rows
 from holdfast.pure import pure
 from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer, kind_of, name_of
@@ -73,7 +73,7 @@ class ConsistencyReplay(ReplayLearner):
         self.regularizer = _bound(regularizer, options or {})
         self.kind = kind_of(self.regularizer)
         """What the regularizer compares."""
-        if self.kind == "batch" and isinstance(self.answers, TopK):
+        if self.kind == "batch" and isinstance(self.answers, Largest):
             raise UsageError(
                 f"{name_of(self.regularizer)} compares rows or classes with each other, of which TopK stores a part: "
                 "use another regularizer, or store whole outputs."
@@ -84,10 +84,13 @@ class ConsistencyReplay(ReplayLearner):
             raise UsageError("replay says how many samples are drawn for both terms: leave out consistency_size.")
         self.alpha, self.beta, self.consistency_size = alpha, beta, consistency_size
         check_choice(("apart", "together"), batchnorm=batchnorm)
-        self.batchnorm = batchnorm
-        several = batchnorm == "apart" and not self._groups.fused
+        self._groups = GroupedForward(self.model, apart=batchnorm == "apart")
+        at_once = self.loss is None and self.replay is not None and self._groups.needless
+        self.large = self.answers if at_once and isinstance(self.answers, Largest) else None
+        """What stores the outputs, where they are large and one reading of them gives all terms of one draw."""
         # DistributedDataParallel overwrites the other ranks' buffers with the first rank's before every pass. Those of
         # BatchNorm belong to the pass before as well, and not every PyTorch then allows its backward pass.
+        several = not self._groups.fused
         if several and isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             raise UsageError(
                 "this model's BatchNorm takes three passes a step, and DistributedDataParallel would change its "
@@ -130,61 +133,25 @@ class ConsistencyReplay(ReplayLearner):
         return super().answers_for(outputs, logs)
 
     def compute_losses(self, x: Nested, y: Nested) -> Losses:
-        """The three terms: the minibatch, draw 1 with its stored outputs, draw 2 with its labels."""
+        """Algorithm 1 of the paper up to its loss: two draws, the outputs for all, three terms; and the offer."""
         if not self.buffer.stored:
             return self.losses_alone(x, y)
-        draws = [] if self.replay is not None else [self.buffer.sample(self.consistency_size or rows(y))]
-        x, y, draws = self.align(x, y, *draws, self.draw(y))
-        if self._scores_at_once:
-            return self._scored(x, y, *draws)
-        draw1, draw2 = draws[0], draws[-1]  # the same, if `replay` says how many there are
+        x, y, draw1, draw2 = self._draw_twice(x, y)
+        if self.large is not None:  # a language model's outputs: the same terms, from one reading
+            return self._read_once(self.large, x, y, draw2)
         plan = self.plan(x, y)
-        inputs = x, *(each.x for each in draws)
-        if self.batchnorm == "apart":
-            outputs, *answers = self.forward_groups(*inputs, widened=False)
-        else:
-            outputs, *answers = split(self.forward(self.view(*inputs)), [rows(part) for part in inputs])
+        outputs, now, replayed = self._outputs(x, draw1, draw2)
         self.check_labels(y, outputs)
-        now, then = self.compare(answers[0], draw1, self.kind)
-        labels = self.targets(draw2.x, draw2.y)
-        losses, logits = self.objective(outputs, self.targets(x, y), now, then, answers[-1], labels)
-        total, current, replay, consistency = losses
-        offer = self.offer(x, y, logits, plan)
+        now, then = self.compare(now, draw1, self.kind)
+        targets, labels = self.targets(x, y), self.targets(draw2.x, draw2.y)
+        total, current, replay, consistency, outputs = self.objective(outputs, targets, now, then, replayed, labels)
+        offer = self.offer(x, y, outputs, plan)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
-
-    @property
-    def _scores_at_once(self) -> bool:
-        """Whether one pass over the outputs gives all terms: of one draw with its largest logits, and cross-entropy."""
-        plain = self.loss is None and self.replay is not None and isinstance(self.answers, TopK)
-        return plain and (self.batchnorm == "together" or self._groups.needless)
-
-    def _scored(self, x: Nested, y: Nested, drawn: Draw) -> Losses:
-        """What `compute_losses` computes, with one gradient for all terms; nothing waits after the forward pass."""
-        answers, plan = cast(TopK, self.answers), self.plan(x, y)
-        looked = self.look(drawn, self.kind)
-        outputs = self.forward(self.view(x, drawn.x))
-        self.check_labels(y, outputs)
-        try:
-            answers.check_width(cast(Positions, self.positions).last(outputs), looked)
-        except UsageError as error:
-            self.refuse(error)
-        targets = torch.cat([self.targets(x, y), self.targets(drawn.x, drawn.y)])
-        scores, (current, replay) = self.score(outputs, targets, rows(y), looked)
-        now, then = answers.pair(scores, looked)
-        consistency = self.regularizer(now, then) if len(now) else now.sum()
-        observed = outputs.detach()[: rows(y)]
-        return Losses(
-            current + self.alpha * replay + self.beta * consistency,
-            current=current,
-            replay=replay,
-            consistency=consistency,
-            offer=self.offer(x, y, observed, plan, self._logs(scores, observed)),
-        )
 
     @pure
     def objective(
         self, outputs: Tensor, y: Nested, now: Tensor, then: Tensor, replayed: Tensor, labels: Nested
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The loss and its three terms, from the outputs for the minibatch, draw 1 and draw 2; and the first, widened.
 
         Outputs are widened here, where a compiler fuses it with the losses.
@@ -192,8 +159,36 @@ class ConsistencyReplay(ReplayLearner):
         outputs, now, replayed = widen(outputs), widen(now), widen(replayed)
         current = self.criterion(outputs, y)
         replay = self.criterion(replayed, labels)
-        consistency = self.regularizer(_rows(now), _rows(then)) if len(now) else now.sum()
-        return (current + self.alpha * replay + self.beta * consistency, current, replay, consistency), outputs
+        consistency = self.distance(now, then)
+        return current + self.alpha * replay + self.beta * consistency, current, replay, consistency, outputs
+
+    def distance(self, now: Tensor, then: Tensor) -> Tensor:
+        """How far outputs are from where they were; 0 if there are none."""
+        return self.regularizer(_rows(now), _rows(then)) if len(now) else now.sum()
+
+    def _draw_twice(self, x: Nested, y: Nested) -> tuple[Nested, Nested, Draw, Draw]:
+        """The minibatch and two draws, of one length; with the option `replay`, the two are one."""
+        draws = [] if self.replay is not None else [self.buffer.sample(self.consistency_size or rows(y))]
+        x, y, draws = self.align(x, y, *draws, self.draw(y))
+        return x, y, draws[0], draws[-1]
+
+    def _outputs(self, x: Nested, draw1: Draw, draw2: Draw) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs for the minibatch and both draws; one draw is not shown twice."""
+        inputs = [x, draw1.x] if draw1 is draw2 else [x, draw1.x, draw2.x]
+        outputs = self.forward_groups(*inputs, widened=False)
+        return outputs[0], outputs[1], outputs[-1]
+
+    def _read_once(self, large: Largest, x: Nested, y: Nested, drawn: Draw) -> Losses:
+        """What `compute_losses` gives with one draw, from one reading of the outputs; nothing waits after the pass."""
+        plan = self.plan(x, y)
+        try:
+            past = large.look(drawn, self.kind)
+        except UsageError as error:
+            self.refuse(error)
+        reading, offer = self._read(large.positions, x, y, plan, drawn, past=past)
+        (current, replay), consistency = reading.losses(), self.distance(*reading.pair(past))
+        total = current + self.alpha * replay + self.beta * consistency
+        return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
 
 def _rows(outputs: Tensor) -> Tensor:

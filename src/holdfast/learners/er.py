@@ -11,6 +11,7 @@ from holdfast.learners.losses import Losses
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions, check_weights
 from holdfast.learners.replay import ReplayLearner
+from holdfast.learners.scores import Reading
 from holdfast.methods import LEARNERS
 from holdfast.nested import Nested, rows, split
 from holdfast.pure import pure
@@ -86,7 +87,7 @@ class ExperienceReplay(ReplayLearner):
         sizes = [observed, len(outputs) - observed]
         wanted = split(targets, sizes)
         if self.positions is not None and self.loss is None:
-            _, (current, replay) = self.score(outputs, targets, observed)
+            current, replay = Reading(self.positions, outputs, targets, observed, self.class_weights).losses()
         else:
             now, then = split(outputs, sizes)
             current = replay = self.criterion(now, wanted[0])

@@ -1,9 +1,11 @@
 """A last layer that gets more outputs while learning goes on; what the optimiser keeps for it grows as well."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +13,12 @@ from torch import Tensor, nn
 from holdfast.errors import UsageError
 from holdfast.learners.optimizers import Optimizer, PlainSgd, made_again
 from holdfast.registry import unknown_name
+from holdfast.rng import generator as seeded_generator
 
-__all__ = ["Head"]
+if TYPE_CHECKING:
+    from holdfast.learners.base import Learner
+
+__all__ = ["Head", "grow_head"]
 
 
 class Head:
@@ -76,6 +82,26 @@ class Head:
             self.layer.out_features = outputs
 
         return grow
+
+
+def grow_head(learner: Learner, outputs: int) -> None:
+    """`Learner.grow`: the head, what the optimiser keeps for it, the class weights and the stored logits."""
+    if learner.head is None:
+        raise UsageError('the head of this learner is fixed: name the last nn.Linear, as in head="classifier".')
+    before = learner.head.outputs
+    if outputs <= before:
+        return
+    # A generator of its own, made from the present number of outputs: nothing more to save.
+    grow = learner.head.growth(outputs, learner.optimizer, seeded_generator(learner.seed, f"head {before}"))
+    weights = learner.class_weights
+    if weights is not None and len(weights) < outputs:
+        weights = torch.cat([weights, weights.new_ones(outputs - len(weights))])
+    if learner.buffer is not None:
+        learner.buffer.widen(outputs)  # a full disk may prevent it, and then nothing has grown
+    grow()
+    learner.class_weights = weights
+    if learner.on_grow is not None:
+        learner.on_grow(learner)
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:

@@ -77,6 +77,10 @@ class Positions:
             supervised = wanted != IGNORED
             return loss(flat[supervised], wanted[supervised]) if bool(supervised.any()) else 0 * flat.sum()
         total = F.cross_entropy(flat, wanted, weights, ignore_index=IGNORED, reduction="sum")
+        return self.mean_of(total, labels, weights)
+
+    def mean_of(self, total: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        """A sum over the supervised positions, divided by their weight; 0 if there are none."""
         return total / self.weight(labels, weights).to(total.dtype).clamp(min=torch.finfo(total.dtype).tiny)
 
     def weight(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:

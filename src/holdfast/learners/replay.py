@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from holdfast.buffer import BalancedReservoir, Draw, Plan, Reservoir, ShardedReservoir, widened
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.learners.answers import Looked, TopK, answers_of
+from holdfast.learners.answers import Answers, Largest, answers_of
 from holdfast.learners.base import Learner
 from holdfast.learners.losses import Losses, Offer
 from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import Options, ReplayOptions, check_sizes
-from holdfast.learners.scores import Scores, score
+from holdfast.learners.positions import Positions
+from holdfast.learners.scores import Past, Reading
 from holdfast.nested import Nested, pad, rows, transform
 from holdfast.ranks import to_device
 from holdfast.rng import generator as seeded_generator
@@ -44,11 +45,11 @@ class ReplayLearner(Learner):
         stored = {name: options.pop(name) for name in BUFFER_OPTIONS if name in options}  # type: ignore[misc]
         self.replay_size, self.replay = options.pop("replay_size", None), options.pop("replay", None)
         """How many samples a step draws: a number, or a share of the minibatch. Neither: as many as observed."""
-        self.answers = answers_of(options.pop("answers", None))
-        """What is stored of outputs."""
+        answers = options.pop("answers", None)
         super().__init__(model, optimizer, **cast(Options, options))
         self._check_draws()
-        self._check_answers()
+        self.answers = self._make_answers(answers)
+        """What is stored of outputs."""
         self.padding = self._padding(stored.pop("padding", None))
         """The tensors that vary in length, and what they are padded with. None: all samples have one shape."""
         self.buffer = self._make_buffer(**stored)
@@ -96,16 +97,13 @@ class ReplayLearner(Learner):
         if (self.replay_size or self.replay) and not self.draws:
             raise UsageError(f"{type(self).__name__} draws no samples: leave out replay_size and replay.")
 
-    def _check_answers(self) -> None:
-        """What is stored of outputs must suit the method and its other options."""
-        if self.answers.as_they_are:
-            return
-        if not self.stores_outputs:
+    def _make_answers(self, given: Any) -> Answers:
+        """What this option describes, which must suit the method and its other options."""
+        if given is not None and not self.stores_outputs:
             raise UsageError(f"{type(self).__name__} stores no outputs: leave out answers.")
-        if self.head is not None:
+        if given is not None and self.head is not None:
             raise UsageError("answers that are stored in another form cannot grow with the head: leave out answers.")
-        if isinstance(self.answers, TopK) and self.positions is None:
-            raise UsageError("TopK stores logits of every position: give class_dim, which says where the classes are.")
+        return answers_of(given, self.positions)
 
     @classmethod
     def arguments(cls, config: RunConfig) -> dict[str, Any]:
@@ -124,15 +122,15 @@ class ReplayLearner(Learner):
             return x, y, list(draws)
         xs = pad([x, *(each.x for each in draws)], self.padding, "x")
         ys = pad([y, *(each.y for each in draws)], self.padding, "y")
-        stored = [each.logits for each in draws]
-        return xs[0], ys[0], [Draw(*parts) for parts in zip(xs[1:], ys[1:], stored, strict=True)]
+        padded = zip(draws, xs[1:], ys[1:], strict=True)
+        return xs[0], ys[0], [drawn._replace(x=inputs, y=labels) for drawn, inputs, labels in padded]
 
     def plan(self, x: Nested, y: Nested) -> Plan | None:
         """Which samples of a minibatch the buffer will store, if that is known and spares work.
 
         Call it when all samples of the step are drawn, and before the forward pass: it waits for the device.
         """
-        spares = self.padding is not None or isinstance(self.answers, TopK)
+        spares = self.padding is not None or isinstance(self.answers, Largest)
         return self.buffer.plan(x, y) if self.alone and spares else None
 
     def offer(
@@ -153,7 +151,7 @@ class ReplayLearner(Learner):
     def answers_for(self, outputs: Tensor, logs: Tensor | None = None) -> Nested:
         """What is stored of outputs; `logs` are their log-probabilities, if known."""
         try:
-            return self.answers.store(outputs, self.positions, logs)
+            return self.answers.store(outputs, logs)
         except UsageError as error:
             self.refuse(error)
 
@@ -163,62 +161,33 @@ class ReplayLearner(Learner):
         `kind` is what they are compared by, see `holdfast.regularizers.compares`.
         """
         try:
-            counted = None if self.positions is None else self.positions.counted(drawn.x, drawn.y)
-            return self.answers.compare(now, self._drawn_logits(drawn), self.positions, counted, kind)
+            return self.answers.compare(now, drawn, kind)
         except UsageError as error:
             self.refuse(error)
-
-    def look(self, drawn: Draw, kind: str) -> Looked:
-        """What can be known of a draw's largest logits before the forward pass; see `TopK.look`."""
-        assert self.positions is not None
-        assert isinstance(self.answers, TopK)
-        try:
-            return self.answers.look(self._drawn_logits(drawn), self.positions.counted(drawn.x, drawn.y), kind)
-        except UsageError as error:
-            self.refuse(error)
-
-    def _drawn_logits(self, drawn: Draw) -> Nested:
-        if drawn.logits is None:
-            raise UsageError(
-                "the buffer holds samples without logits, as ExperienceReplay stores them; continue with that, or "
-                "give this learner a buffer of its own."
-            )
-        return drawn.logits
-
-    def score(
-        self, outputs: Tensor, targets: Tensor, observed: int, looked: Looked | None = None
-    ) -> tuple[Scores, list[Tensor]]:
-        """The scores of outputs with positions, and the mean loss of the first `observed` samples and of the others."""
-        assert self.positions is not None
-        weights = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
-        flat, labels = self.positions.last(outputs).flatten(0, -2), targets.flatten()
-        first = observed * (len(labels) // len(targets))
-        asked = (None, False) if looked is None else (looked.places, looked.with_rest)
-        scores = score(flat, labels, first, weights, *asked)
-        least = torch.finfo(scores.sums.dtype).tiny
-        parts = zip(scores.sums.unbind(), (labels[:first], labels[first:]), strict=True)
-        return scores, [
-            total / self.positions.weight(each, weights).to(total.dtype).clamp(min=least) for total, each in parts
-        ]
 
     def losses_alone(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone: what a step descends while nothing is stored."""
         plan = None if self.buffer.stored else self.plan(x, y)  # else the method may draw after this
-        if not isinstance(self.answers, TopK) or self.loss is not None:
+        if isinstance(self.answers, Largest) and self.loss is None:
+            reading, offer = self._read(self.answers.positions, x, y, plan)
+            loss = reading.losses()[0]
+        else:
             outputs, loss = self.learn_alone(x, y)
-            return Losses(loss, current=loss, offer=self.offer(x, y, outputs, plan))
-        view, targets = self.show([x], [y])
-        outputs = self.forward(view)
-        self.check_labels(y, outputs)
-        scores, (loss, _) = self.score(outputs, targets, rows(y))
-        offer = self.offer(x, y, outputs, plan, self._logs(scores, outputs))
+            offer = self.offer(x, y, outputs, plan)
         return Losses(loss, current=loss, offer=offer)
 
-    def _logs(self, scores: Scores, outputs: Tensor) -> Tensor:
-        """The log-probabilities of the first outputs (B, ...), with the classes last."""
-        assert self.positions is not None
-        shape = self.positions.last(outputs).shape
-        return scores.logs[: shape[:-1].numel()].view(shape)
+    def _read(
+        self, positions: Positions, x: Nested, y: Nested, plan: Plan | None, *draws: Draw, past: Past | None = None
+    ) -> tuple[Reading, Offer | None]:
+        """One reading of the outputs for a minibatch, and for a draw if there is one; and the offer of the minibatch.
+
+        `past` is what was looked up of the draw.
+        """
+        view, targets = self.show([x, *(each.x for each in draws)], [y, *(each.y for each in draws)])
+        outputs = self.forward(view)
+        self.check_labels(y, outputs)
+        reading = Reading(positions, outputs, targets, rows(y), self.class_weights, past)
+        return reading, self.offer(x, y, outputs.detach()[: rows(y)], plan, reading.logs)
 
     def commit(self, losses: Losses) -> None:
         """Offer the minibatch to the buffer; its logits become wider if the head has grown since they were computed."""

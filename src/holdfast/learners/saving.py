@@ -1,17 +1,17 @@
-"""A learner's state: what it consists of, whether a saved one fits, and how it is put back."""
+"""A learner's state: what it consists of, its file, whether a saved one fits, and how it is put back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import CheckpointError, UsageError
-from holdfast.learners.answers import TopK
-from holdfast.learners.losses import widen
+from holdfast import checkpoint
+from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
 from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
@@ -19,7 +19,7 @@ from holdfast.rng import check_globally, global_generators, global_state, restor
 if TYPE_CHECKING:
     from holdfast.learners.base import Learner
 
-__all__ = ["load_state", "networks_of", "state_of", "without_frozen"]
+__all__ = ["load_state", "networks_of", "read_learner", "state_of", "without_frozen", "write_learner"]
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
@@ -59,6 +59,38 @@ def load_state(learner: Learner, state: dict[str, Any]) -> None:
     for name, each in learner.extra_state().items():
         _restore(each, saved[name])
     _restore_generators(learner, state)  # last, because loading may draw from the global ones
+
+
+def write_learner(learner: Learner, path: Path, extra: dict[str, Any], trainable_only: bool) -> None:
+    """`Learner.save`."""
+    with learner.together("check the model"):
+        learner.check_finite()
+    own = learner.state_dict()
+    state = {"learner": without_frozen(learner, own) if trainable_only else own, "extra": extra}
+    with learner.together("save a checkpoint"):
+        if learner.ranks is None or learner.ranks.rank == 0:
+            checkpoint.write(path, "learner", state)
+    if learner.buffer is not None:
+        learner.buffer.commit(state["learner"]["buffer"])
+
+
+def read_learner(learner: Learner, path: Path) -> dict[str, Any]:
+    """`Learner.load`."""
+    with learner.together("read a checkpoint"):
+        state = checkpoint.read(path, "learner").state
+    try:
+        learner.load_state_dict(state["learner"])
+        extra: dict[str, Any] = state["extra"]
+    except HoldfastError:
+        raise
+    except checkpoint.NONSENSE as error:
+        raise CheckpointError(
+            f"{path} is whole, but not what such a learner saves: {error!r}. Part of it may have been taken over; "
+            "make the learner anew."
+        ) from error
+    if learner.buffer is not None:
+        learner.buffer.commit()
+    return extra
 
 
 def _restore_types(optimizer: Any, saved: Mapping[str, Any]) -> None:
@@ -136,15 +168,7 @@ def _updated(learner: Learner) -> list[list[str]]:
 def _answers(learner: Learner) -> str | None:
     """The option `answers` in words, as far as there are any; None where no outputs are stored."""
     answers = getattr(learner, "answers", None)
-    if answers is None or not getattr(learner, "stores_outputs", False):
-        return None
-    if answers.as_they_are:
-        return "outputs as they are"
-    if isinstance(answers, TopK):
-        return repr(answers)
-    if answers.decode is widen:  # a type; what is made of a number tells which
-        return f"outputs in {answers.store(torch.zeros(1), None).dtype}"
-    return "what a function makes of outputs"
+    return answers.name if answers is not None and getattr(learner, "stores_outputs", False) else None
 
 
 # --- a method's own state --------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from holdfast.learners.positions import IGNORED
+from holdfast.errors import UsageError
+from holdfast.learners.positions import IGNORED, Positions
 
-__all__ = ["LIMIT", "Scores", "largest", "normalizer", "score"]
+__all__ = ["LIMIT", "Past", "Reading", "largest", "normalizer", "other_width"]
 
 LIMIT = torch.finfo(torch.float16).max
 """The largest number in half precision."""
@@ -22,39 +23,69 @@ LEAST = 1e-30
 """A smaller probability of the rest counts as this one: divided by it, a gradient stays finite."""
 
 
-class Scores(NamedTuple):
-    """What a step needs of outputs (rows, classes)."""
+class Past(NamedTuple):
+    """What was looked up of a draw's stored logits before the model computes new ones. A row is a position."""
 
-    sums: Tensor
-    """(2,): minus the log-probability of the labels, summed over the first rows and over all others."""
-    chosen: Tensor
-    """(M, k): the logits of the places, for the last M rows."""
-    rest: Tensor
-    """(M,): the logarithm of the sum of exp(logit) over all other classes."""
-    logs: Tensor
-    """(rows, classes): all log-probabilities, without gradient."""
+    classes: list[int]
+    """How many classes each sample was stored with."""
+    places: Tensor
+    """Classes whose logits are stored, (rows, k) int64."""
+    counted: Tensor
+    """Which rows count, int64."""
+    logits: Tensor
+    """The stored logits of the rows that count, (counted, k); with the rest as a last column if `with_rest`."""
+    with_rest: bool
 
 
-def score(
-    outputs: Tensor,
-    labels: Tensor,
-    observed: int,
-    weights: Tensor | None = None,
-    places: Tensor | None = None,
-    rest: bool = True,
-) -> Scores:
-    """The scores of outputs (rows, classes) with labels (rows,), `IGNORED` where a row has none.
+class Reading:
+    """What a step needs of outputs with positions, from one pass over them: of a minibatch, and of a draw behind it.
 
-    `observed` is how many rows come first. `weights` (classes,) are those of classes in the sums. `places` (M, k) are
-    classes that the last M rows are asked for; without them, and without `rest`, nothing is computed for them.
+    `sums` (2,) are minus the log-probabilities of the labels, summed over the minibatch and over the draw. For each row
+    of the draw, `chosen` (rows, k) are the logits of its places, and `rest` (rows,) is the logarithm of the sum of
+    exp(logit) over all other classes. `logs` (B, ..., C) are the log-probabilities of the minibatch, without gradient.
     """
-    if places is None:
-        places = labels.new_empty((0, 1))
-    return Scores(*_Score.apply(outputs, labels, observed, weights, places, rest))  # type: ignore[no-untyped-call]
+
+    def __init__(
+        self,
+        positions: Positions,
+        outputs: Tensor,
+        labels: Tensor,
+        observed: int,
+        weights: Tensor | None = None,
+        past: Past | None = None,
+    ) -> None:
+        """`observed` samples come first. `weights` are those of classes; without `past`, no places are asked for."""
+        last, self.labels = positions.last(outputs), labels.flatten()
+        self.positions, self.first = positions, observed * (labels.numel() // len(labels))
+        self.weights = None if weights is None else weights.to(outputs.dtype)
+        if past is not None and any(each != last.shape[-1] for each in past.classes):
+            raise other_width(str(last.shape[-1]), str(max(past.classes)))
+        places, with_rest = (labels.new_empty((0, 1)), False) if past is None else (past.places, past.with_rest)
+        asked = (self.labels, self.first, self.weights, places, with_rest)
+        self.sums, self.chosen, self.rest, logs = _Score.apply(last.flatten(0, -2), *asked)  # type: ignore[no-untyped-call]
+        self.logs = logs[: self.first].view(last[:observed].shape)
+
+    def losses(self) -> list[Tensor]:
+        """The mean loss of the minibatch, and that of the draw."""
+        parts = self.labels[: self.first], self.labels[self.first :]
+        return [self.positions.mean_of(*each, self.weights) for each in zip(self.sums.unbind(), parts, strict=True)]
+
+    def pair(self, past: Past) -> tuple[Tensor, Tensor]:
+        """The logits of the draw's rows that count, as they are now and as they were stored."""
+        now = torch.cat([self.chosen, self.rest[:, None]], 1) if past.with_rest else self.chosen
+        return now.index_select(0, past.counted), past.logits.to(now.dtype)
+
+
+def other_width(now: str, then: str) -> UsageError:
+    """What is wrong with a model that has other outputs than it had."""
+    return UsageError(
+        f"the model now has {now} outputs, but the buffer holds logits of {then}; start a new learner after changing "
+        'the head, or let the learner change it, with head="classifier" or what its name is.'
+    )
 
 
 class _Score(torch.autograd.Function):
-    """`score` with its gradient: softmax times one number for each row, and other values at labels and places.
+    """A reading with its gradient: softmax times one number for each row, and other values at labels and places.
 
     The gradients of log_softmax, gather and logsumexp, one by one, would each fill a tensor as large as the outputs.
     """

@@ -221,9 +221,10 @@ class GroupedForward:
     those that give it other rows than one per sample.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, apart: bool = True) -> None:
+        """Without `apart`, minibatches share their statistics: each pass is an ordinary one."""
         self.model = model
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)] if apart else []
         self.ordinary = [norm for norm in norms if not isinstance(norm, GroupedBatchNorm)]
         self.grouped = [norm for norm in norms if isinstance(norm, GroupedBatchNorm)]
         # More than one if parts of the model were converted one by one.
@@ -233,7 +234,7 @@ class GroupedForward:
 
     @property
     def needless(self) -> bool:
-        """Whether minibatches do not affect each other in any case: the model has no BatchNorm."""
+        """Whether one ordinary pass is all: the model has no BatchNorm, or its statistics are shared."""
         return not (self.ordinary or self.grouped)
 
     @property
