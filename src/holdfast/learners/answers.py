@@ -62,11 +62,11 @@ class Whole(Answers):
             raise UsageError("the buffer holds other answers than this learner stores: use it as before, or another.")
         if positions is None or counted is None:
             _check_width(now, then, range(now.dim()))
-            return now, then
+            return _of_one_type(now, then)
         now, then = positions.last(now), positions.last(then)
         _check_width(now, then, (0, -1))
         now, counted = _cut(now, counted, then.shape[1:-1])
-        return now[counted], then[counted]
+        return _of_one_type(now[counted], then[counted])
 
 
 class Looked(NamedTuple):
@@ -163,6 +163,12 @@ class TopK(Answers):
         """What `compare` returns, from the scores at the places that were looked up."""
         now = torch.cat([scores.chosen, scores.rest[:, None]], 1) if looked.with_rest else scores.chosen
         return now.index_select(0, looked.counted), looked.then.to(now.dtype)
+
+
+def _of_one_type(now: Tensor, then: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider type of the two: PyTorch 2.6 cannot differentiate a loss of two types."""
+    wide = torch.promote_types(now.dtype, then.dtype)
+    return now.to(wide), then.to(wide)
 
 
 def answers_of(given: Any) -> Answers:
