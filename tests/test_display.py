@@ -9,6 +9,7 @@ from rich.console import Console
 
 from holdfast import display
 from holdfast.config import RunConfig
+from holdfast.errors import UsageError
 from holdfast.training import Progress
 
 
@@ -75,6 +76,27 @@ def test_where_no_step_was_timed_there_is_no_speed(screen):
             show(progress)
     assert "task 2/2" in written.getvalue()
     assert "steps/s" not in written.getvalue()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_that_is_refused_before_its_first_step_leaves_no_line(screen, terminal, begun):
+    written = screen(80, terminal)
+
+    def fails():
+        with display.show_runs() as line:
+            show = line("er, seed 0")
+            if begun:
+                progress = Progress(RunConfig.preset("rot-mnist", "er", buffer_size=200), 20)
+                progress.advance(10)
+                show(progress)
+            raise UsageError("refused")
+
+    with pytest.raises(UsageError, match="refused"):
+        fails()
+    left = re.split(r"\r|\x1b\[2K|\x1b\[1A", re.sub(r"\x1b\[\?25[hl]", "", written.getvalue()))[-1]
+    assert ("er, seed 0" in left) == begun
+    assert left.endswith("\n") == begun
 
 
 def test_lines_that_vanish_leave_nothing_in_a_file(screen):

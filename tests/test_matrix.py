@@ -51,6 +51,33 @@ def test_slices_that_are_learned_again_or_not_measured_any_more():
     assert math.isnan(made.forgetting), "of a, nothing is known now"
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("learned", [NAMES, [None] * 4], ids=["tasks", "no tasks"])
+def test_nan_is_an_accuracy_that_was_not_measured(seed, learned):
+    """Whether slices that were not tested yet are left out or NaN, all numbers are the same."""
+    random = torch.Generator().manual_seed(seed)
+    values = 100 * torch.rand(4, 4, dtype=torch.float64, generator=random)
+    untested = torch.rand(4, 4, generator=random) < 0.4
+    values[untested & ~torch.eye(4, dtype=torch.bool)] = torch.nan
+    left_out = filled(values.tolist(), learned)
+    given = hf.AccuracyMatrix(
+        [(name, dict(zip(NAMES, row, strict=True))) for name, row in zip(learned, values.tolist(), strict=True)]
+    )
+    assert given.slices == NAMES
+    assert torch.equal(given.tensor.nan_to_num(-1), values.nan_to_num(-1))
+    for number in ("accuracy", "forgetting", "backward_transfer"):
+        assert getattr(given, number) == pytest.approx(getattr(left_out, number), nan_ok=True), number
+
+
+def test_a_task_that_was_nan_before_it_was_learned():
+    made = hf.AccuracyMatrix([("a", {"a": 90.0, "b": math.nan}), ("b", {"a": 70.0, "b": 80.0})])
+    assert (made.accuracy, made.forgetting, made.backward_transfer) == (75, 20, -20)
+    made.add({"a": 60.0, "b": 50.0, "c": math.nan})
+    assert (made.accuracy, made.forgetting, made.backward_transfer) == (55, 30, -30)
+    made.add({"a": math.nan, "b": 50.0})
+    assert (made.accuracy, made.forgetting) == (50, 30), "of a, nothing is known now"
+
+
 def test_nothing_is_defined_at_the_beginning():
     made = hf.AccuracyMatrix()
     assert math.isnan(made.accuracy)

@@ -42,6 +42,60 @@ def test_ctrl_c_while_importing(tmp_path, way, until):
     assert done.stdout == ""
 
 
+def ended(tmp_path, *command):
+    """The exit code, standard output and standard error of a command."""
+    path = os.pathsep.join([str(tmp_path), str(Path(holdfast.__file__).parents[1])])
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    return done.returncode, done.stdout, done.stderr
+
+
+COMMANDS = {
+    "run": ["rot-mnist", "er"],
+    "tune": ["rot-mnist", "er"],
+    "reproduce": ["forward-transfer"],
+    "analyze": ["runs"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_in_a_text_that_is_executed(tmp_path, command):
+    """As while a dataclass is made; with `python -m`, Python itself then ended the process by the signal."""
+    text = "import os, signal; os.kill(os.getpid(), signal.SIGINT); [0 for _ in range(9)]"
+    (tmp_path / "pressing.py").write_text(f"exec({text!r})")
+    (tmp_path / "runs").mkdir()
+    code, out, err = ended(tmp_path, "-m", "holdfast", command, *COMMANDS[command], "--plugin", "pressing")
+    assert (code, out, err) == (130, "", "stopped.\n")
+
+
+def script(tmp_path, before, after):
+    """A command `holdfast` that does something before it imports the package, and something before it begins."""
+    (tmp_path / "holdfast").mkdir()
+    path = tmp_path / "holdfast" / "holdfast"
+    path.write_text(f"import atexit, os, signal\n{before}\nfrom holdfast.cli import main\n{after}\nmain()")
+    return str(path)
+
+
+def test_ctrl_c_while_the_command_line_is_read(tmp_path):
+    press = "import typer; typer.core.TyperGroup.parse_args = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
+    assert ended(tmp_path, script(tmp_path, "", press), "list", "methods") == (130, "", "stopped.\n")
+
+
+def test_ctrl_c_while_the_process_ends(tmp_path):
+    """Once the command has done its work: no traceback of what Python calls at its end."""
+    command = script(tmp_path, "", "atexit.register(os.kill, os.getpid(), signal.SIGINT)")
+    code, out, err = ended(tmp_path, command, "list", "methods")
+    assert (code, err) == (130, "stopped.\n")
+    assert "derpp" in out
+
+
+def test_python_frees_its_memory_undisturbed(tmp_path):
+    last = "atexit.register(lambda: print(signal.getsignal(signal.SIGINT).name))"
+    code, out, err = ended(tmp_path, script(tmp_path, last, ""), "list", "methods")
+    assert (code, err) == (0, "")
+    assert out.endswith("SIG_IGN\n")
+
+
 @pytest.mark.parametrize(
     ("argv", "original", "starting"),
     [

@@ -1,14 +1,24 @@
-"""Ctrl-C while the command `holdfast` imports PyTorch, which takes seconds, ends it without a traceback.
+"""Ctrl-C ends the command `holdfast` with exit code 130 and without a traceback, whenever it comes.
 
-The package imports this module before anything else. It does nothing in other programs that import Holdfast.
+The package imports this module before anything else, as the import of PyTorch takes seconds. It does nothing in other
+programs that import Holdfast.
 """
 
+import atexit
 import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
-__all__ = ["is_starting", "started"]
+__all__ = ["ended", "interrupt", "is_starting", "started"]
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Python ends by the signal after a KeyboardInterrupt of that very type in `exec` of a text, even if it is caught.
+
+    Dataclasses and named tuples are made in that way, while modules are imported.
+    """
 
 
 def is_starting() -> bool:
@@ -20,8 +30,17 @@ def is_starting() -> bool:
 
 def started() -> None:
     """From now on, Ctrl-C raises KeyboardInterrupt again."""
-    if signal.getsignal(signal.SIGINT) is _stop:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _exchange(_stop, interrupt)
+
+
+def ended() -> None:
+    """From now on, Ctrl-C ends the process at once: nothing is left that an exception could stop in good order."""
+    _exchange(interrupt, _stop)
+
+
+def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """What Ctrl-C does while a command is carried out."""
+    raise _Interrupted
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
@@ -29,5 +48,14 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     os._exit(130)  # an exception could be caught by the module that is being imported
 
 
+def _exchange(before: object, after: object) -> None:
+    """Put another handler in the place of this one; leave any other where it is."""
+    if signal.getsignal(signal.SIGINT) is before:
+        signal.signal(signal.SIGINT, after)  # type: ignore[arg-type]
+
+
 if is_starting() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _stop)
+    # The first that is registered is the last to be called. Then Python takes its handlers away, and while it frees its
+    # memory, the signal would end a process that has done its work.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)

@@ -107,6 +107,12 @@ class Lines(Progress):
         if key in self._ids:
             self.remove_task(self._ids.pop(key))
 
+    def vanish(self) -> None:
+        """End at once and leave nothing on the screen or in a file."""
+        self.live.transient = True
+        self.live.stop()
+        self.disable = True  # `stop` would write an empty line into a file
+
 
 @contextmanager
 def show_progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
@@ -135,6 +141,11 @@ class RunLine:
         self._before: int | None = None  # steps done when the clock began, and those not counted since
         self._step = 0
         self._evaluated = False  # whether the last call came after an evaluation
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step of the run was made."""
+        return self._before is not None
 
     def __call__(self, progress: training.Progress) -> None:
         """Show where the run stands, at most every REFRESH seconds."""
@@ -178,10 +189,24 @@ class RunLine:
 
 @contextmanager
 def show_runs() -> Iterator[Callable[[str], RunLine]]:
-    """Live lines while inside the block; the function it gives adds one for a run, named by its title."""
+    """Live lines while inside the block; the function it gives adds one for a run, named by its title.
+
+    They stay, unless an error ends the block before any of the runs has begun.
+    """
     details = (TextColumn(f"{{task.fields[{name}]}}") for name in ("where", "losses", "speed"))
+    made: list[RunLine] = []
+
+    def add(title: str) -> RunLine:
+        made.append(RunLine(lines, title))
+        return made[-1]
+
     with Lines(*details, transient=False) as lines:
-        yield lambda title: RunLine(lines, title)
+        try:
+            yield add
+        except BaseException:
+            if not any(line.begun for line in made):
+                lines.vanish()
+            raise
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:

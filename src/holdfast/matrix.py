@@ -50,7 +50,8 @@ class AccuracyMatrix:
             matrix.add(hf.evaluate(learner.evaluated(), slices), learned=month)
         print(matrix, matrix.forgetting)
 
-    A slice may be missing in a row, and may come before it is learned. A number that is not defined yet is NaN. `rows`
+    A slice may be missing in a row, and may come before it is learned. An accuracy of NaN says the same as a missing
+    one: not measured then, as for a task that is still to come. A number that is not defined yet is NaN. `rows`
     continues an earlier matrix: after `learner.save(path, {"rows": matrix.rows})`, `AccuracyMatrix(extra["rows"])`.
     """
 
@@ -81,8 +82,8 @@ class AccuracyMatrix:
 
     @property
     def accuracy(self) -> float:
-        """The mean over the slices of the last row, in percent."""
-        return _mean(list(self.rows[-1].accuracies.values()) if self.rows else [])
+        """The mean over the slices measured in the last row, in percent."""
+        return _mean(list(self._measured[-1].accuracies.values()) if self.rows else [])
 
     @property
     def forgetting(self) -> float:
@@ -90,23 +91,30 @@ class AccuracyMatrix:
 
         Without any `learned`, all slices count that were measured before the last row.
         """
-        courses = [[row.accuracies[name] for row in self.rows if name in row.accuracies] for name in self._since()]
+        measured = self._measured
+        courses = [[row.accuracies[name] for row in measured if name in row.accuracies] for name in self._since()]
         return _mean([max(course) - course[-1] for course in courses])
 
     @property
     def backward_transfer(self) -> float:
         """How slices changed since they were learned, in points, averaged as `forgetting`; negative is forgetting."""
-        measured = [row.accuracies for row in self.rows]
+        measured = [row.accuracies for row in self._measured]
         return _mean([measured[-1][name] - measured[row][name] for name, row in self._since().items()])
+
+    @property
+    def _measured(self) -> list[Row]:
+        """The rows with what was measured, so without any NaN."""
+        kept = [{name: each for name, each in row.accuracies.items() if not isnan(each)} for row in self.rows]
+        return [Row(row.learned, accuracies) for row, accuracies in zip(self.rows, kept, strict=True)]
 
     def _since(self) -> dict[str, int]:
         """The slices that count in `forgetting`, each with the number of the row in which it was learned."""
-        named, since = any(row.learned for row in self.rows), dict[str, int]()
-        for number, row in enumerate(self.rows[:-1]):
+        named, since, rows = any(row.learned for row in self.rows), dict[str, int](), self._measured
+        for number, row in enumerate(rows[:-1]):
             for name in row.accuracies:
                 if name == row.learned or not named:
                     since.setdefault(name, number)
-        last = self.rows[-1] if self.rows else Row(None, {})
+        last = rows[-1] if rows else Row(None, {})
         return {name: row for name, row in since.items() if name in last.accuracies and name != last.learned}
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from holdfast import checkpoint
+from holdfast import _startup, checkpoint
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.engine import Engine
 from holdfast.errors import CheckpointError, TrainingError, UsageError
@@ -171,11 +171,14 @@ def secluded(steps: Generator[T, None, R], seed: int, device: torch.device) -> G
 def on_stop_signals(stop: Callable[[], object]) -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM call `stop`; the second time, they have the effect they have outside.
 
-    Handlers that are neither Python's own nor of such a block are left alone.
+    Handlers that are neither Python's own, nor the command's, nor of such a block are left alone.
     """
-    usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual: dict[int, Any] = {
+        signal.SIGINT: (signal.default_int_handler, _startup.interrupt),
+        signal.SIGTERM: (signal.SIG_DFL,),
+    }
     outside = {number: signal.getsignal(number) for number in usual}
-    ours = [number for number in usual if outside[number] == usual[number] or isinstance(outside[number], _StopHandler)]
+    ours = [number for number in usual if outside[number] in usual[number] or isinstance(outside[number], _StopHandler)]
     if threading.current_thread() is not threading.main_thread():
         ours = []  # only the main thread may handle signals
     for number in ours:

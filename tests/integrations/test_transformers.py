@@ -550,6 +550,52 @@ def test_a_changed_tokenizer_or_vocabulary_is_refused(tmp_path):
     trainer(tmp_path / "b", tokenizer=then, replay=kept)
 
 
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"buffer_size": 20}, "was made with buffer_size=10; here it is buffer_size=20"),
+        ({"top_k": 7}, "was made with top_k=5; here it is top_k=7"),
+        ({"top_k": None}, "was made with top_k=5; here it is top_k=None"),
+        ({"regularizer": None}, "was made with regularizer=one; here it is regularizer=None"),
+        ({"fixed_length": True}, "was made with fixed_length=False; here it is fixed_length=True"),
+        ({"buffer_policy": "window", "buffer_size": 9}, "buffer_size=10, buffer_policy=reservoir; here it is"),
+    ],
+)
+def test_a_buffer_of_other_arguments_is_refused_and_they_are_named(other, says, tmp_path):
+    ours = trainer(tmp_path / "a", max_steps=2)
+    ours.train()
+    ours.save_buffer(tmp_path)
+    theirs = trainer(tmp_path / "b", replay={"buffer_from": str(tmp_path)} | other)
+    before = weights(theirs.model)
+    with pytest.raises(UsageError, match=says):
+        theirs.train()
+    assert same(weights(theirs.model), before)
+
+
+def test_a_buffer_without_outputs_is_no_buffer_for_a_regularizer(tmp_path):
+    ours = trainer(tmp_path / "a", max_steps=2, replay={"regularizer": None})
+    ours.train()
+    ours.save_buffer(tmp_path)
+    kept = {"buffer_from": str(tmp_path)}
+    with pytest.raises(UsageError, match="was made with regularizer=None; here it is regularizer=kl"):
+        trainer(tmp_path / "b", replay=kept).train()
+    trainer(tmp_path / "b", max_steps=1, replay=kept | {"regularizer": None, "storage": "host"}).train()
+
+
+def test_methods_of_peft_with_outputs_of_their_own_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def tuned(kind):
+        return peft.get_peft_model(network(), kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
+
+    for kind in (peft.PromptTuningConfig, peft.PromptEncoderConfig):
+        with pytest.raises(UsageError, match=r"with P\w*_TUNING of peft: it puts 3 tokens .* Use LoRA"):
+            trainer(tmp_path, model=tuned(kind))
+    ours = trainer(tmp_path, model=tuned(peft.PrefixTuningConfig), max_steps=2)
+    ours.train()
+    assert ours.learner.buffer.stored == 8
+
+
 def test_what_cannot_be_learned_is_refused_before_anything_moves(tmp_path):
     long = torch.arange(1, POSITIONS + 2)
     silent = samples(4)

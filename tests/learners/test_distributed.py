@@ -176,7 +176,8 @@ def test_ranks_may_bring_minibatches_of_different_sizes(crew):
 
 def _normed(norm, sync):
     wrapped = DistributedDataParallel(network(norm))
-    wrapped.require_forward_param_sync = sync  # the option that decides it has two names in different PyTorches
+    # Both together decide it; PyTorch 2.6 sets the first one itself before every pass.
+    wrapped.require_forward_param_sync = wrapped.broadcast_buffers = sync
     taught = learner("mse", wrapped)
     observe(taught, range(8))
     return outcome(taught)

@@ -386,6 +386,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR of PyTorch 2.6 uses it itself
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_schedulers_step_once_per_minibatch_and_are_saved(kind, tmp_path):
     def new():

@@ -84,6 +84,41 @@ def test_accumulation_over_a_head_that_grows():
     torch.testing.assert_close(stored[8:16, 2:], (lowest - 1)[:, None].expand(-1, 2))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_losses_whose_backward_pass_comes_after_the_head_has_grown(bias):
+    """Several times in between: the gradient is that of backward passes in between."""
+    draw = torch.Generator().manual_seed(0)
+    minibatches = [(torch.randn(8, 6, generator=draw, dtype=torch.float64), torch.arange(8) % n) for n in (2, 4, 5, 5)]
+    gradients = []
+    for together in (False, True):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        learner = LEARNERS["er"](model, optimizer, buffer_size=40, head="2")
+        pending = []
+        for minibatch in minibatches:
+            pending.append(learner.losses(*minibatch))
+            if not together:
+                pending[-1].total.backward()
+        if together:
+            sum(losses.total for losses in pending).backward()
+        assert model[2].out_features == 5
+        gradients.append([each.grad for each in model.parameters()])
+    for apart, together in zip(*gradients, strict=True):
+        torch.testing.assert_close(together, apart)
+
+
+def test_a_frozen_head_grows_without_gradients():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    model[2].requires_grad_(False)
+    learner = LEARNERS["er"](model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=40, head="2")
+    pending = [learner.losses(torch.randn(8, 6), torch.arange(8) % n) for n in (2, 4)]
+    sum(losses.total for losses in pending).backward()
+    assert model[2].weight.grad is None
+    assert model[0].weight.grad is not None
+
+
 def test_losses_can_be_copied():
     losses = Losses(torch.tensor(3.0), replay=torch.tensor(1.0))
     for made_again in (copy.copy(losses), copy.deepcopy(losses), pickle.loads(pickle.dumps(losses))):

@@ -54,6 +54,20 @@ def test_opens_without_errors_and_shows_the_tables(opened):
     assert box["height"] > 50
 
 
+@pytest.mark.parametrize(("share", "beside"), [(1.0, True), (0.97, True), (0.9, False)])
+def test_a_figure_stands_beside_its_table_though_it_is_a_little_too_wide(opened, share, beside):
+    """Tables of one kind differ a little in width, and their figures would stand in different places."""
+    found = opened.run(f"""
+const row = [...document.querySelectorAll('.evidence > div')].find(each => each.querySelector('figure'));
+const size = each => each.getBoundingClientRect(), table = row.firstElementChild, figure = row.querySelector('figure');
+const whole = size(figure).width, gap = parseFloat(getComputedStyle(row).columnGap);
+row.style.width = `${{size(table).width + gap + {share} * whole}}px`;
+return [size(figure).top < size(table).bottom, size(figure).width / whole]
+""")
+    assert found[0] is beside
+    assert found[1] == pytest.approx(share if beside else 1.0, abs=0.01)
+
+
 def test_sorts_by_a_column_both_ways(opened):
     before = opened.run(ROWS)
     assert before[0] == "er"

@@ -36,6 +36,7 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Ctrl-C is told in a word; left to itself, typer ends without one. An unknown name may be one of a plugin."""
         try:
+            _startup.started()  # not earlier: typer reads the command line, and would catch the exception
             return super().invoke(ctx)
         except UnknownNameError as error:
             if error.kind not in FROM_PLUGINS or ctx.params.get("plugin", True):  # some commands import no plugins
@@ -99,10 +100,10 @@ def main() -> None:
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     replace_unknown_signs()
     try:
-        _startup.started()
         try:
             app()
         finally:
+            _startup.ended()
             _flush()
     except HoldfastError as error:
         _end(str(error), error.exit_code)

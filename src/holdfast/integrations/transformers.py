@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import checkpoint
+from holdfast.buffer.layout import check_schema, columns_of, is_answer
 from holdfast.errors import UsageError, needing
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Losses, ReplayLearner, TopK, next_tokens
 
@@ -244,6 +245,7 @@ class ReplayMixin:
                 model, self.optimizer, regularizer=given.regularizer, alpha=given.alpha, beta=beta, **options
             )
         if self._saved is not None:
+            _check_same(self._saved, given, sequences)
             learner.buffer.load_state_dict(self._saved)
             learner.buffer.commit()
             self._saved = None
@@ -455,12 +457,26 @@ def _check_trainer(trainer: Any) -> None:
     for what, found in refused.items():
         if found:
             raise UsageError(f"replay does not work with {what}.")
+    _check_prompts(trainer.model)
     vocabulary = _vocabulary(trainer.model)
     if given.regularizer is not None and (given.top_k or 0) > (vocabulary or math.inf):
         raise UsageError(
             f"top_k={given.top_k} is larger than the vocabulary of {vocabulary} tokens: choose a smaller one, or None "
             "to store all logits."
         )
+
+
+def _check_prompts(model: Any) -> None:
+    """Refuse methods of peft that give a model more outputs than a sample has tokens."""
+    configs = getattr(model, "peft_config", None)
+    for config in configs.values() if isinstance(configs, dict) else ():
+        kind, task = (str(getattr(each, "value", each)) for each in (config.peft_type, config.task_type))
+        if getattr(config, "is_prompt_learning", False) and kind != "PREFIX_TUNING" and task != "SEQ_CLS":
+            raise UsageError(
+                f"replay does not work with {kind} of peft: it puts {config.num_virtual_tokens} tokens of its own "
+                "before every sample, for whose outputs there are no labels. Use LoRA, or prefix tuning "
+                "(peft.PrefixTuningConfig), which leave the outputs as many as the tokens."
+            )
 
 
 def _text_config(model: Any) -> Any:
@@ -512,6 +528,29 @@ def _fingerprint(tokenizer: Any) -> str | None:
         described = json.loads(backend.to_str())
         content = json.dumps({key: value for key, value in described.items() if key not in ("padding", "truncation")})
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _check_same(state: dict[str, Any], given: ReplayArguments, sequences: bool) -> None:
+    """Refuse the state of a buffer that was made with other arguments than these; names those that differ."""
+    check_schema(state)
+    columns = columns_of(state)
+    outputs = {name: column for name, column in columns.items() if is_answer(name)}
+    then: dict[str, Any] = {"buffer_size": state["capacity"], "buffer_policy": state.get("policy", "reservoir")}
+    now: dict[str, Any] = {"buffer_size": given.buffer_size, "buffer_policy": given.buffer_policy}
+    if sequences:
+        then["fixed_length"], now["fixed_length"] = "padding" not in state, given.fixed_length
+    if columns and bool(outputs) != (given.regularizer is not None):
+        then["regularizer"], now["regularizer"] = "one" if outputs else None, given.regularizer
+    elif outputs and sequences:
+        values = outputs.get("logits['values']")
+        then["top_k"], now["top_k"] = None if values is None else values.shape[-1], given.top_k
+    if differing := [name for name in then if then[name] != now[name]]:
+        before, here = (", ".join(f"{name}={values[name]}" for name in differing) for values in (then, now))
+        raise UsageError(
+            f"the buffer to continue was made with {before}; here it is {here}. Give ReplayArguments what it was made "
+            "with, or begin with an empty buffer: load the model alone, and leave out resume_from_checkpoint and "
+            "buffer_from."
+        )
 
 
 def _read(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:

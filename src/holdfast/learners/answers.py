@@ -63,11 +63,11 @@ class Whole(Answers):
             raise UsageError("the buffer holds other answers than this learner stores: use it as before, or another.")
         if self.positions is None:
             _check_width(now, then, range(now.dim()))
-            return now, then
+            return _of_one_type(now, then)
         now, then = self.positions.last(now), self.positions.last(then)
         _check_width(now, then, (0, -1))
         now, counted = _cut(now, self.positions.counted(drawn.x, drawn.y), then.shape[1:-1])
-        return now[counted], then[counted]
+        return _of_one_type(now[counted], then[counted])
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,15 @@ class Largest(Answers):
             rest = _fill_up(stored["rest"], counted.shape).flatten().index_select(0, rows)
             then = torch.cat([then, rest[:, None]], 1)
         return Past(classes, indices.long(), rows, then, with_rest)
+
+
+def _of_one_type(now: Tensor, then: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider type of the two: PyTorch 2.6 cannot differentiate a loss of two types.
+
+    Outputs in 16 bits stay so here: they are widened together with the loss, which a compiler makes one kernel.
+    """
+    wide = torch.promote_types(now.dtype, then.dtype)
+    return now if torch.finfo(now.dtype).bits < 32 else now.to(wide), then.to(wide)
 
 
 def answers_of(given: Any, positions: Positions | None) -> Answers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,9 +80,21 @@ class Head:
                 states.pop(old, None)
                 if state:
                     states[new] = state
+                old.grad = None
+                if old.requires_grad:  # of losses whose backward pass is still to come
+                    old.register_post_accumulate_grad_hook(partial(self._hand_on, name))  # type: ignore[no-untyped-call]
             self.layer.out_features = outputs
 
         return grow
+
+    def _hand_on(self, name: str, old: Tensor) -> None:
+        """Add the gradient of a parameter that the layer had before to that of the one it has now."""
+        new = getattr(self.layer, name)
+        assert old.grad is not None
+        more = torch.zeros_like(new)
+        more[: len(old)] = old.grad
+        new.grad = more if new.grad is None else new.grad + more
+        old.grad = None
 
 
 def grow_head(learner: Learner, outputs: int) -> None:

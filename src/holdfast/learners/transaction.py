@@ -88,8 +88,9 @@ class Transaction:
     def begin(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """The minibatch on the learner's device. It is checked before anything changes; the head grows if it must."""
         learner = self.learner
-        if not learner.validate:
+        if not learner.validate:  # as in a run, whose model is its own
             return self._receive(x, y)
+        self._look_again()
         with learner.together("take a minibatch") as meeting:
             x, y = self._receive(x, y)
             meeting.count = int(self._unsure)
@@ -105,6 +106,19 @@ class Transaction:
         if self._unsure or learner.device.type == "cpu" or self._may_show_one(x):
             self._remember()
         return x, y
+
+    def _look_again(self) -> None:
+        """Take in BatchNorms that were put into the model since the last step; minibatches would be mixed in them."""
+        learner = self.learner
+        if learner._groups.current:
+            return
+        if any(isinstance(each, nn.Module) for each in learner.extra_state().values()):
+            raise UsageError(
+                f"the model has other BatchNorms than when its learner was made, and {type(learner).__name__} has "
+                "networks of its own that do not follow: change the model first, and then make the learner."
+            )
+        learner._groups.renew()
+        self._generators = []  # what a step changes is found anew
 
     def admit(self, x: Nested, y: Nested) -> tuple[Nested, Nested]:
         """Samples on the learner's device, labels as int64; checked first, if the learner checks."""

@@ -223,14 +223,26 @@ class GroupedForward:
 
     def __init__(self, model: nn.Module, *, apart: bool = True) -> None:
         """Without `apart`, minibatches share their statistics: each pass is an ordinary one."""
-        self.model = model
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)] if apart else []
-        self.ordinary = [norm for norm in norms if not isinstance(norm, GroupedBatchNorm)]
-        self.grouped = [norm for norm in norms if isinstance(norm, GroupedBatchNorm)]
+        self.model, self._apart = model, apart
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for the model's BatchNorms, of which there may be others than before."""
+        self._norms = self._found()
+        self.ordinary = [norm for norm in self._norms if not isinstance(norm, GroupedBatchNorm)]
+        self.grouped = [norm for norm in self._norms if isinstance(norm, GroupedBatchNorm)]
         # More than one if parts of the model were converted one by one.
         self.groups = {norm.groups for norm in self.grouped}
         self._fusible: bool | None = None
         """Whether one pass is enough; None until a pass in which minibatches matter has shown it."""
+
+    @property
+    def current(self) -> bool:
+        """Whether the model still has the BatchNorms that were found, and no others."""
+        return self._found() == self._norms
+
+    def _found(self) -> list[_BatchNorm]:
+        return [module for module in self.model.modules() if isinstance(module, _BatchNorm)] if self._apart else []
 
     @property
     def needless(self) -> bool:
