@@ -119,6 +119,7 @@ def test_failure_is_recorded_and_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("runner", [inline, ProcessRunner(1), FleetRunner(2)], ids=["inline", "processes", "fleet"])
+@pytest.mark.usefixtures("quick_workers")
 def test_a_run_that_diverged_is_told_from_one_that_failed_otherwise(tmp_path, runner):
     failed = {}
 
@@ -523,6 +524,7 @@ def one_after_the_other(configs, job, emit):
 @pytest.mark.parametrize(
     ("runner", "number"), [(lambda: ProcessRunner(1), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
 )
+@pytest.mark.usefixtures("quick_workers")
 def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp_path, never_stopped, runner, number):
     watch, _, stopped = watcher(press(number))
     summary = sweep(LONG, tmp_path, runner=runner(), device="cpu", watch=watch)
@@ -539,6 +541,7 @@ def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp
 
 
 @pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
+@pytest.mark.usefixtures("quick_workers")
 def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped, runner, monkeypatch, caplog):
     moved = []
     monkeypatch.setattr("holdfast.sweep.grid._passed", lambda until: until is not None and bool(moved))
@@ -558,6 +561,7 @@ def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped
 
 
 @pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
+@pytest.mark.usefixtures("quick_workers")
 def test_whoever_takes_the_news_is_not_interrupted(tmp_path, runner):
     """An exception in the middle of an update of a database, as a study has one, would leave it half written."""
     taken = []
@@ -577,14 +581,14 @@ FIRST_WORKER = """
 import signal
 from multiprocessing import get_context
 
-from holdfast.sweep.processes import _start
-
 
 def tell():
     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the worker needs nothing of it
+    from holdfast.sweep.processes import _start
+
     process = get_context("spawn").Process(target=tell)
     _start(process)
     process.join()
@@ -796,6 +800,7 @@ def test_forecasts(tmp_path):
 
 
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
+@pytest.mark.usefixtures("quick_workers")
 def test_a_run_is_abandoned_on_request_and_the_next_one_is_not(tmp_path, runner):
     """Neither a result nor a checkpoint is left of it, and its worker goes on."""
     long, short = tiny(tasks=10, train_limit=2000), GRID[0]
