@@ -95,7 +95,7 @@ def compare(groups, samples, channels, rest, kind, *, step=1e-5, **options):
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_any_shape(groups, samples, channels, rest, kind, seed):
     compare(groups, samples, channels, rest, kind, seed=seed)
 
