@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 import torch
 
 torch.set_num_threads(1)
+gc.disable()  # until all is collected: while modules are imported and tests are made, next to nothing is garbage
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C, and tests press it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 def pytest_collection_finish():
     """What is imported stays, hundreds of thousands of objects: the collector need not go through them ever again."""
     gc.freeze()
+    gc.enable()
 
 
 # Doctests import every module; one that is about a package which is not installed cannot be.

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from crew import Crew, join
+from forked import from_server
 from killed import few_digits as few
 
 if not torch.cuda.is_available():
@@ -19,6 +20,12 @@ def crew():
     """Four processes that can be the ranks of a job; for one module, as other tests count this process's children."""
     with Crew(4) as crew:
         yield crew
+
+
+@pytest.fixture
+def quick_workers(monkeypatch):
+    """Workers of sweeps have PyTorch imported when they start. Other tests start them as a user's sweep does."""
+    monkeypatch.setattr("holdfast.sweep.processes.get_context", lambda method: from_server())
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Processes that act as the ranks of a job. They stay for many tests: starting PyTorch takes longer than one."""
 
-import multiprocessing
 import sys
 import tempfile
 import traceback
@@ -12,6 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from forked import from_server
+
 PATIENCE = 60
 """Seconds after which a rank counts as stuck; a test that gets there has failed."""
 
@@ -20,8 +21,7 @@ class Crew:
     """Up to `size` ranks. Use as a context manager."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["holdfast", "torch._dynamo"])  # the second is what torch.optim imports late
+        context = from_server()
         self.folder = tempfile.TemporaryDirectory()
         self.jobs = (Path(self.folder.name) / f"job{number}" for number in count())
         self.job, self.world = next(self.jobs), 0

@@ -1,8 +1,10 @@
 """Processes that are copies of this one: to start Python and import PyTorch takes longer than most tests."""
 
+import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from multiprocessing.context import BaseContext
 
 import pytest
 import torch
@@ -12,6 +14,13 @@ trains_in_a_fork = pytest.mark.skipif(
     reason="where there is a GPU, PyTorch computes no gradients in a copy of a process that has computed some",
 )
 """Marks a test whose copies of this process train."""
+
+
+def from_server() -> BaseContext:
+    """Processes that begin with Holdfast imported: copies of one that has done nothing else. It is started once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["holdfast.sweep", "torch._dynamo"])  # the second is what torch.optim imports late
+    return context
 
 
 def forked(act: Callable[[], object]) -> int:

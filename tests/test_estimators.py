@@ -39,9 +39,8 @@ def not_applicable(estimator):
 
 @parametrize_with_checks(
     [
-        ReplayClassifier(epochs=10),
-        ReplayClassifier(regularizer=None, epochs=10),
-        ReplayClassifier(head="classifier", epochs=10),
+        ReplayClassifier(epochs=5),
+        ReplayClassifier(head="classifier", epochs=5),
         ReplayRegressor(epochs=10),
     ],
     expected_failed_checks=not_applicable,

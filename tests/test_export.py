@@ -73,8 +73,11 @@ def test_a_file_answers_as_the_model_in_evaluation_mode(kind, tmp_path):
         assert torch.allclose(answers(made.path, x), model(x).detach(), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("normalize", [Normalize(), Normalize((0.3,), (0.2,))], ids=["scaled", "standardised"])
+@pytest.mark.parametrize(
+    ("kind", "normalize"),
+    [*((kind, Normalize((0.3,), (0.2,))) for kind in KINDS), ("onnx", Normalize())],
+    ids=[*KINDS, "scaled only"],
+)
 def test_a_view_becomes_part_of_the_file(kind, normalize, tmp_path):
     model = small()
     x = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
@@ -143,8 +146,7 @@ class Masking(nn.Module):
         return self.linear(x).masked_fill(self.out, self.value)
 
 
-@pytest.mark.parametrize("classes", [(2,), (0, 1, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "classes"), [*((kind, (2,)) for kind in KINDS), ("onnx", (0, 1, 2))])
 def test_answers_may_be_infinite(kind, classes, tmp_path):
     model = Masking(-math.inf, *classes)
     made = hf.export(model, torch.randn(4, 2), tmp_path / f"model.{SUFFIX[kind]}")
@@ -191,12 +193,11 @@ def test_a_model_that_cannot_be_exported_says_so(model, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("by_default", [False, True])
-def test_a_network_that_looks_into_its_layers_is_exported(by_default, kind, tmp_path, monkeypatch):
-    """As ballast does with looks="angles"; also where PyTorch's own default is strict, as it was in 2.6."""
+def test_a_network_that_looks_into_its_layers_is_exported(kind, tmp_path, monkeypatch):
+    """As ballast does with looks="angles"; here PyTorch's own default is strict, as it was in 2.6."""
     network = AtAllAngles(small())
     nn.init.normal_(network.turned.weight)
-    monkeypatch.setattr(torch.export, "export", partial(torch.export.export, strict=by_default))
+    monkeypatch.setattr(torch.export, "export", partial(torch.export.export, strict=True))
     path, x = tmp_path / f"model.{SUFFIX[kind]}", torch.randn(5, 1, 8, 8)
     hf.export(network, torch.randn(3, 1, 8, 8), path)
     with torch.no_grad():

@@ -3,13 +3,16 @@
 import gzip
 import importlib.util
 import json
-import os
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from forked import ended, forked, trains_in_a_fork
 
 PATH = Path(__file__).parents[1] / "benchmarks" / "peers.py"
 spec = importlib.util.spec_from_file_location("peers", PATH)
@@ -136,11 +139,17 @@ def child(program, folder, files):
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-    settings = json.dumps({**SETTINGS, "mammoth": str(folder)})
-    env = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, str(PATH), "--child", program, settings]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1].removeprefix(peers.MARK))
+    settings, said = json.dumps({**SETTINGS, "mammoth": str(folder)}), folder / "said.md"
+
+    def tell():
+        warnings.resetwarnings()
+        sys.argv[:] = [str(PATH), "--child", program, settings]
+        sys.path.insert(0, str(folder))
+        with said.open("w") as sys.stdout:
+            runpy.run_path(str(PATH), run_name="__main__")
+
+    assert ended([forked(tell)]) == [0]
+    return json.loads(said.read_text().splitlines()[-1].removeprefix(peers.MARK))
 
 
 MAMMOTH = """
@@ -160,6 +169,7 @@ def main():
 """
 
 
+@trains_in_a_fork
 def test_mammoth_in_a_process(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=me", "-c", "user.email=me@example.org"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "empty"]):

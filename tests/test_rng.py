@@ -1,14 +1,16 @@
 import os
 import random
-import subprocess
-import sys
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import numpy as np
 import pytest
 import torch
 
+from forked import ended, forked
 from holdfast.rng import (
     derive_seed,
     generator,
@@ -217,38 +219,31 @@ def test_blocks_nest_in_one_thread():
         assert torch.equal(torch.rand(4), torch.rand(4, generator=generator(3, "network")))
 
 
-FORKED = """
-import os, signal, threading
-from holdfast.rng import seeded_globally
-inside, done = threading.Event(), threading.Event()
-def hold():
-    with seeded_globally(0, "init"):
-        inside.set()
-        done.wait()
-holder = threading.Thread(target=hold)
-holder.start()
-inside.wait()
-child = os.fork()
-if not child:
-    signal.alarm(30)  # no orphan that waits for ever
-    with seeded_globally(1, "init"):
-        os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-done.set()
-holder.join()
-with seeded_globally(1, "init"):
-    if not os.fork():  # by the thread whose turn it is
-        with seeded_globally(2, "init"):
-            os._exit(8)
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of it where there are threads
 def test_a_forked_process_waits_for_no_thread_that_is_not_there():
-    options = ["-W", "ignore::DeprecationWarning"]  # newer Pythons warn of forking with threads
-    done = subprocess.run([sys.executable, *options, "-c", FORKED], capture_output=True, text=True, timeout=60)
-    assert (done.stdout.split(), done.stderr) == (["7", "8"], "")
+    inside, done = threading.Event(), threading.Event()
+
+    def hold():
+        with seeded_globally(0, "init"):
+            inside.set()
+            done.wait()
+
+    def begin(code):
+        signal.alarm(30)  # no orphan that waits for ever
+        with seeded_globally(1, "init"):
+            raise SystemExit(code)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    inside.wait()
+    try:
+        assert ended([forked(partial(begin, 7))]) == [7]
+    finally:
+        done.set()
+        holder.join()
+    with seeded_globally(2, "init"):  # by the thread whose turn it is
+        assert ended([forked(partial(begin, 8))]) == [8]
 
 
 class OnGpu:

@@ -119,6 +119,7 @@ def test_failure_is_recorded_and_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("runner", [inline, ProcessRunner(1), FleetRunner(2)], ids=["inline", "processes", "fleet"])
+@pytest.mark.usefixtures("quick_workers")
 def test_a_run_that_diverged_is_told_from_one_that_failed_otherwise(tmp_path, runner):
     failed = {}
 
@@ -482,13 +483,29 @@ def test_a_sweep_waits_for_whoever_saves_without_a_lease(tmp_path, monkeypatch):
 # --- stopped and continued
 
 LONG = [tiny(seed, train_limit=3000, batch_size=8) for seed in range(2)]
+"""Runs that last until a worker has told of them twice."""
+SHORT = [tiny(seed, train_limit=400, batch_size=8) for seed in range(2)]
+"""Enough where every step is told."""
+
+
+@pytest.fixture
+def grid(request, monkeypatch):
+    """What a test with a ProcessRunner, or with another one, sweeps."""
+    if request.param == "processes":
+        return LONG
+    monkeypatch.setattr("holdfast.sweep.runner.REPORT", -1.0)
+    return SHORT
 
 
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory):
-    out = tmp_path_factory.mktemp("never stopped")
-    sweep(LONG, out, runner=inline)
-    return matrices(out)
+    """What runs give that nothing happened to, by the grid's first run."""
+    found = {}
+    for grid in (LONG, SHORT):
+        out = tmp_path_factory.mktemp("never stopped")
+        sweep(grid, out, runner=inline)
+        found[grid[0]] = matrices(out)
+    return found
 
 
 def checkpoints(out: Path) -> set[str]:
@@ -521,25 +538,35 @@ def one_after_the_other(configs, job, emit):
 
 
 @pytest.mark.parametrize(
-    ("runner", "number"), [(lambda: ProcessRunner(1), signal.SIGINT), (lambda: FleetRunner(2), signal.SIGTERM)]
+    ("runner", "number", "grid"),
+    [
+        (lambda: ProcessRunner(1), signal.SIGINT, "processes"),
+        (lambda: FleetRunner(2), signal.SIGTERM, "fleet"),
+    ],
+    ids=["processes", "fleet"],
+    indirect=["grid"],
 )
-def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(tmp_path, never_stopped, runner, number):
+@pytest.mark.usefixtures("quick_workers")
+def test_runs_that_were_stopped_continue_and_give_what_they_would_have_given(
+    tmp_path, never_stopped, runner, number, grid
+):
     watch, _, stopped = watcher(press(number))
-    summary = sweep(LONG, tmp_path, runner=runner(), device="cpu", watch=watch)
+    summary = sweep(grid, tmp_path, runner=runner(), device="cpu", watch=watch)
     assert (summary.interrupted, summary.left, summary.done) == (True, 2, [])
     assert stopped[0].fingerprint in checkpoints(tmp_path)
     assert load_results(tmp_path).skipped == []  # nothing there is taken for a result
     assert multiprocessing.active_children() == []
     assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
     watch, began, _ = watcher(lambda: None)
-    assert sorted(sweep(LONG, tmp_path, runner=runner(), device="cpu", watch=watch).done, key=str) == LONG
+    assert sorted(sweep(grid, tmp_path, runner=runner(), device="cpu", watch=watch).done, key=str) == grid
     assert began[stopped[0]] > 0.1
-    assert same(matrices(tmp_path), never_stopped)
+    assert same(matrices(tmp_path), never_stopped[grid[0]])
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
-def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped, runner, monkeypatch, caplog):
+@pytest.mark.parametrize(("runner", "grid"), [(ProcessRunner, "processes"), (FleetRunner, "fleet")], indirect=["grid"])
+@pytest.mark.usefixtures("quick_workers")
+def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped, runner, grid, monkeypatch, caplog):
     moved = []
     monkeypatch.setattr("holdfast.sweep.grid._passed", lambda until: until is not None and bool(moved))
 
@@ -547,17 +574,18 @@ def test_a_sweep_stops_when_its_time_is_up_and_continues(tmp_path, never_stopped
         if event.kind == "moved" and event.fraction > 0.1:
             moved.append(event.config)
 
-    summary = sweep(LONG, tmp_path, runner=runner(2), device="cpu", watch=watch, until=0.0)
+    summary = sweep(grid, tmp_path, runner=runner(2), device="cpu", watch=watch, until=0.0)
     assert (summary.out_of_time, summary.interrupted, summary.left, summary.done) == (True, False, 2, [])
     assert caplog.messages == ["time is up: every run writes its state."]
     assert moved[0].fingerprint in checkpoints(tmp_path)
     assert multiprocessing.active_children() == []
-    summary = sweep(LONG, tmp_path, runner=FleetRunner(2), device="cpu")  # whoever wrote the states
-    assert (sorted(summary.done, key=str), summary.out_of_time) == (LONG, False)
-    assert same(matrices(tmp_path), never_stopped)
+    summary = sweep(grid, tmp_path, runner=FleetRunner(2), device="cpu")  # whoever wrote the states
+    assert (sorted(summary.done, key=str), summary.out_of_time) == (grid, False)
+    assert same(matrices(tmp_path), never_stopped[grid[0]])
 
 
 @pytest.mark.parametrize("runner", [ProcessRunner, FleetRunner])
+@pytest.mark.usefixtures("quick_workers")
 def test_whoever_takes_the_news_is_not_interrupted(tmp_path, runner):
     """An exception in the middle of an update of a database, as a study has one, would leave it half written."""
     taken = []
@@ -577,14 +605,14 @@ FIRST_WORKER = """
 import signal
 from multiprocessing import get_context
 
-from holdfast.sweep.processes import _start
-
 
 def tell():
     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the worker needs nothing of it
+    from holdfast.sweep.processes import _start
+
     process = get_context("spawn").Process(target=tell)
     _start(process)
     process.join()
@@ -599,17 +627,18 @@ def test_ctrl_c_never_reaches_a_worker_not_even_the_first_while_it_imports(tmp_p
     assert done.stdout.split() == ["True", "False"]  # in the worker, and afterwards in the process that started it
 
 
-def test_a_run_in_this_process_is_stopped_after_a_whole_step(tmp_path, never_stopped):
+@pytest.mark.parametrize("grid", ["this process"], indirect=True)
+def test_a_run_in_this_process_is_stopped_after_a_whole_step(tmp_path, never_stopped, grid):
     """Whatever carries out the runs, and although the sweep itself waits for Ctrl-C."""
 
     def watch(event):
         if event.kind == "moved" and event.fraction > 0.1:
             press()()
 
-    assert sweep(LONG, tmp_path, runner=one_after_the_other, device="cpu", watch=watch).interrupted
-    assert checkpoints(tmp_path) == {LONG[0].fingerprint}
-    assert sweep(LONG, tmp_path, runner=one_after_the_other, device="cpu").done == LONG
-    assert same(matrices(tmp_path), never_stopped)
+    assert sweep(grid, tmp_path, runner=one_after_the_other, device="cpu", watch=watch).interrupted
+    assert checkpoints(tmp_path) == {grid[0].fingerprint}
+    assert sweep(grid, tmp_path, runner=one_after_the_other, device="cpu").done == grid
+    assert same(matrices(tmp_path), never_stopped[grid[0]])
     assert leftovers(tmp_path) == []
 
 
@@ -622,7 +651,7 @@ def test_a_run_whose_worker_was_killed_continues_from_the_last_checkpoint(tmp_pa
     watch, began, _ = watcher(lambda: None)
     assert sweep(LONG[:1], tmp_path, runner=runner, device="cpu", watch=watch).done == LONG[:1]
     assert began[LONG[0]] > 0.1
-    assert same(matrices(tmp_path), {LONG[0].fingerprint: never_stopped[LONG[0].fingerprint]})
+    assert same(matrices(tmp_path), {LONG[0].fingerprint: never_stopped[LONG[0]][LONG[0].fingerprint]})
     assert leftovers(tmp_path) == []
 
 
@@ -796,6 +825,7 @@ def test_forecasts(tmp_path):
 
 
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
+@pytest.mark.usefixtures("quick_workers")
 def test_a_run_is_abandoned_on_request_and_the_next_one_is_not(tmp_path, runner):
     """Neither a result nor a checkpoint is left of it, and its worker goes on."""
     long, short = tiny(tasks=10, train_limit=2000), GRID[0]

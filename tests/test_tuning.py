@@ -232,7 +232,7 @@ def test_what_is_tried_does_not_depend_on_stops(tmp_path, pretended):
     assert len(rest.trials) == 14
 
 
-@pytest.mark.parametrize("draws", range(4, 9))
+@pytest.mark.parametrize("draws", [4, 5], ids=["before a trial's first", "before its second"])
 def test_what_is_tried_does_not_depend_on_a_stop_between_two_draws(tmp_path, optuna, pretended, monkeypatch, draws):
     whole, first, second = Pretend(), Pretend(), Pretend()
     tune(BASE, SPACE, tmp_path / "whole", trials=6, runner=whole)
@@ -330,6 +330,7 @@ def test_a_database_with_damaged_entries_is_said(tmp_path, optuna, damage):
 
 
 @pytest.mark.parametrize("runner", [lambda: ProcessRunner(1), lambda: FleetRunner(2)], ids=["processes", "fleet"])
+@pytest.mark.usefixtures("quick_workers")
 def test_real_runs(tmp_path, optuna, monkeypatch, runner):
     """Trained for real. In a fleet, one is stopped for sure; in a process, a small run may end before it is told."""
     monkeypatch.setattr(tuning, "ENOUGH", 1)

@@ -112,10 +112,10 @@ def test_a_file_s_name_says_what_differs_from_the_preset():
 def test_it_stops_in_time_and_the_next_call_continues(tmp_path, capsys):
     """The runs go on where they were, and give what they would have given without a stop."""
     queue, out = tmp_path / "queue.toml", tmp_path / "runs"
-    queue.write_text(SMALL.format(limit=40000).replace("seeds = 2", "seeds = 1"))
+    queue.write_text(SMALL.format(limit=20000).replace("seeds = 2", "seeds = 1"))
     configs = work_off.read_queue(queue)[0].configs
     began = time.monotonic()
-    first = work_off.work_off(configs, out, seconds=20.7, reserve=20, fleet=2, device="cpu")
+    first = work_off.work_off(configs, out, seconds=20.4, reserve=20, fleet=2, device="cpu")
     assert time.monotonic() - began < 20
     assert (first.out_of_time, first.interrupted, first.done, first.left) == (True, False, [], 2)
     assert len(list((out / ".checkpoints").glob("*.safetensors"))) == 2

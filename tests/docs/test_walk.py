@@ -4,10 +4,13 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
+import socket
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import torch
 import typer.main
 
 import holdfast
+from forked import ended, forked
 from holdfast.cli import app, main
 
 from .blocks import ELSEWHERE, PAGES, ROOT, Block, blocks, command_options
@@ -87,6 +91,8 @@ class Walk:
             return
         if self.short and words[0] == "holdfast":  # in this process, which has everything imported
             call([name for word in words for name in expanded(word)])
+        elif self.short and words[0] == "torchrun" and not torch.cuda.is_available():
+            self.printed = ranks(words[1:])
         else:
             done = subprocess.run(["bash", "-euc", line], capture_output=True, text=True, timeout=TIME, check=False)
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
@@ -103,6 +109,27 @@ def call(words):
     finally:
         sys.argv, sys.path[:] = before, path
     assert not end.value.code, " ".join(words)
+
+
+def ranks(words):
+    """What the ranks print that torchrun would start: here copies of this process, which have everything imported."""
+    from torch.distributed.run import parse_args
+
+    asked, said = parse_args(words), Path("said.md")
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+
+    def begin(rank):
+        warnings.resetwarnings()
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": asked.nproc_per_node}
+        place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in place.items()}
+        with said.open("a") as sys.stdout:
+            runpy.run_path(asked.training_script, run_name="__main__")
+
+    numbers = [forked(partial(begin, rank)) for rank in range(int(asked.nproc_per_node))]
+    assert ended(numbers) == [0] * len(numbers)
+    return said.read_text("utf-8")
 
 
 def expanded(word):

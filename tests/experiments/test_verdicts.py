@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -64,6 +64,7 @@ accuracies = st.integers(8800, 9200).map(lambda number: number / 100)
 
 
 @given(st.lists(accuracies, min_size=3, max_size=8), st.lists(accuracies, min_size=3, max_size=3))
+@settings(deadline=None)
 def test_the_verdict_is_that_of_two_one_sided_t_tests(ours, theirs):
     """The independent oracle: scipy's t-tests of a difference beyond the band, in either direction, at 5 % each."""
     assume(min(np.ptp(ours), np.ptp(theirs)) > 0.05)

@@ -291,7 +291,12 @@ def test_contract_with_parts_of_its_own(settings):
 
 
 @pytest.mark.parametrize(
-    "ideas", [*IDEAS, {"hold_features": 1.0}, {"turn": 0.5}, {"turn": 0.5, "looks": "angles"}], ids=str
+    "ideas",
+    [
+        *({}, {"asymmetric": True}, {"adjusted": True, "strength": 2.5}, {"target": "stored"}),
+        *({"hold_features": 1.0}, {"turn": 0.5, "looks": "angles"}),
+    ],
+    ids=str,
 )
 def test_it_remembers_what_sgd_forgets(ideas):
     assert tiny_run("sgd").accuracy < 25

@@ -1,4 +1,4 @@
-"""Forty steps beside the paper's protocol written a second time, in plain PyTorch and without Holdfast.
+"""Twenty-four steps beside the paper's protocol written a second time, in plain PyTorch and without Holdfast.
 
 Each minibatch has a forward pass of its own. BatchNorm, cross-entropy and SGD are PyTorch's, and the logits of earlier
 samples are remembered apart from the buffer. Both programs begin with the same weights. The second one is told which
@@ -40,12 +40,12 @@ def network() -> nn.Module:
 
 
 def minibatches():
-    """Forty of new images each, of two tasks; every fifth is a short one, as at the end of an epoch."""
+    """Twenty-four of new images each, of two tasks; every fifth is a short one, as at the end of an epoch."""
     draw = torch.Generator().manual_seed(0)
-    for step in range(40):
+    for step in range(24):
         size = SHORT if step % 5 == 4 else BATCH
         images = torch.randint(0, 256, (size, 3, 8, 8), generator=draw, dtype=torch.uint8)
-        yield images, torch.randint(0, 3, (size,), generator=draw) + 3 * (step // 20)
+        yield images, torch.randint(0, 3, (size,), generator=draw) + 3 * (step // 12)
 
 
 # --- the terms as protocol.md states them: c are the logits now, s those that were stored ----------------------------
@@ -156,7 +156,7 @@ def learner_of_a_run(model, method, view):
 
 
 def learn(make, method, dtype):
-    """(loss, state of the network) of both programs, after each of forty steps."""
+    """(loss, state of the network) of both programs, after each of the steps."""
     model = network().to(dtype)
     plain = Protocol(deepcopy(model), method)
     crop, shown = CropFlip(Normalize((0.5,) * 3, (0.25,) * 3), torch.Generator().manual_seed(1), padding=1), []
@@ -182,7 +182,7 @@ def test_equal_in_every_bit(method):
         steps += 1
         torch.testing.assert_close(loss, expected)
         assert all(torch.equal(state[name], wanted[name]) for name in wanted), f"step {steps}"
-    assert steps == 40
+    assert steps == 24
 
 
 @pytest.mark.parametrize(

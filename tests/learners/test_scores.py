@@ -110,17 +110,19 @@ def one_by_one(learner, x, y):
 
 
 @pytest.mark.parametrize(
-    ("storage", "policy"),
+    ("kind", "storage", "policy"),
     [
-        ("device", "reservoir"),
-        ("host", "reservoir"),
-        ("folder", "reservoir"),
-        ("device", "window"),
-        ("device", "decay"),
+        (hf.ConsistencyReplay, "device", "reservoir"),
+        (hf.ConsistencyReplay, "host", "reservoir"),
+        (hf.ConsistencyReplay, "folder", "reservoir"),
+        (hf.ConsistencyReplay, "device", "window"),
+        (hf.ConsistencyReplay, "device", "decay"),
+        (DarkReplay, "device", "reservoir"),
+        (hf.ExperienceReplay, "device", "reservoir"),
+        (hf.ExperienceReplay, "folder", "reservoir"),  # where no answers lie beside the samples
     ],
 )
 @pytest.mark.parametrize("padding", [None, {"x": 0, "y": IGNORED}])
-@pytest.mark.parametrize("kind", [hf.ConsistencyReplay, DarkReplay, hf.ExperienceReplay])
 def test_the_same_samples_are_stored_as_if_all_were_made_ready(kind, padding, storage, policy, tmp_path):
     options = {"answers": hf.TopK(2)} if kind is not hf.ExperienceReplay else {}
     options |= {"regularizer": "kl"} if kind is hf.ConsistencyReplay else {}
