@@ -7,21 +7,17 @@ LIGHT := $(VENV)/light
 READY := $(VENV)/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test coverage quick check format slow chaos friends dist docs pictures numbers lock speeds report clean
+.PHONY: demo test quick check format slow chaos friends dist docs pictures numbers lock speeds report clean
 
 demo: $(LIGHT)
 	$(BIN)/holdfast demo
 	@echo "next: source $(BIN)/activate, and then for instance: holdfast run rot-mnist linf --buffer-size 200"
 
 # One process per core, up to four: each needs two gigabytes. Work is stolen, as the tests of a file share fixtures and
-# differ a thousandfold in what they take.
-PROCESSES := -n logical --maxprocesses 4 --dist worksteal
+# differ a thousandfold in what they take. `make test COVERAGE=1` also counts which lines of the package they reach,
+# which takes about a third longer, and fails below 90 %.
 test: $(READY)
-	$(BIN)/pytest $(PROCESSES) -q
-
-# The same tests, and which lines of the package they reach: counting them takes about a third longer.
-coverage: $(READY)
-	$(BIN)/pytest $(PROCESSES) --cov --cov-report=term:skip-covered -q
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -q $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # About a minute: the losses, the buffer, the main learners, and whether README and layers are as they say.
 QUICK := config evaluation layers matrix metrics readme registry regularizers surface
