@@ -11,7 +11,7 @@ from holdfast.benchmarks import Benchmark
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.learners import Parts, make_learner, make_optimizer, settings_for
-from holdfast.methods import LEARNERS
+from holdfast.methods import learner_of
 from holdfast.registry import unknown_name
 from holdfast.rng import generator
 from holdfast.training import build_model
@@ -54,8 +54,8 @@ def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[st
     `over` has texts `name=low:high`, for these or for further numbers.
     """
     given = {found.name: found for found in map(_parse_range, over)}
-    learner = LEARNERS.get(config.method, LEARNERS["consistency"])
-    usual = ["lr", *(name for name in ("alpha", "beta") if name in learner.arguments(config))]
+    read = learner_of(config.method).arguments(config)
+    usual = ["lr", *(name for name in ("alpha", "beta") if name in read)]
     left_out = set(fixed)
     for name in left_out - set(usual):
         raise UsageError(f"{name} is not tuned anyway; tuned are {', '.join(usual)} and what --over names.")
