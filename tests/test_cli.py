@@ -42,7 +42,9 @@ def holdfast(monkeypatch, capfd, tmp_path):
 def test_run_prints_a_summary_and_keeps_the_result(holdfast, tmp_path):
     code, out, err = holdfast("run", "rot-mnist", "mse", *QUICK)
     assert code == 0
-    assert "accuracy (%)" in out
+    shown = [line.strip("│ ").partition("  ")[0].partition(" │")[0] for line in out.splitlines() if "│" in line]
+    assert shown[:3] == ["accuracy (%)", "forward transfer (points)", "backward transfer (points)"]
+    assert "Task-IL" not in out, "tasks share their classes: it would be the same number again"
     assert "saved to" in err
     (folder,) = (tmp_path / "runs").iterdir()
     assert {file.name for file in folder.iterdir()} == {"result.json", "logits.safetensors", "weights.safetensors"}
@@ -304,6 +306,7 @@ def test_list_and_data_show_everything(holdfast, tmp_path):
     _, listed, _ = holdfast("list")
     for name in ("seq-tinyimagenet", "mnist-360", "barlow", "joint", "er-ace", "derpp"):
         assert name in listed
+    assert "named below" not in listed, "a list of sources belongs below a table of results"
     code, shown, _ = holdfast("data", "--data", str(tmp_path))
     assert code == 0
     assert "bundled" in shown

@@ -108,6 +108,14 @@ def test_lines_that_vanish_leave_nothing_in_a_file(screen):
     assert written.getvalue() == ""
 
 
+def test_a_title_longer_than_its_table_is_one_line_and_leaves_the_table_narrow():
+    output = io.StringIO()
+    Console(file=output, width=60).print(display.table(f"title {30 * 'a'}", ("a", "b"), [("c", 1)]))
+    title, *lines = output.getvalue().splitlines()
+    assert title == f"title {30 * 'a'}"
+    assert {len(line) for line in lines} == {9}
+
+
 def test_a_table_of_columns_without_names_has_no_header():
     output = io.StringIO()
     Console(file=output, width=60).print(display.table("title", ("", ""), [("accuracy", 1.5)]))

@@ -11,6 +11,7 @@ import typer.main
 
 import holdfast as hf
 from holdfast.cli import app
+from holdfast.experiments import assess, find_experiment, load_results
 from holdfast.results import RunResult, save
 from make_numbers import filled
 from tables import results
@@ -21,6 +22,16 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_its_numbers_and_tables_are_those_of_the_files():
     assert filled(README) == README, "run `make numbers`"
+
+
+def test_its_command_shows_a_column_of_its_table_and_trains_nothing():
+    (command,) = re.findall("`(holdfast reproduce .* --results results)`", README)
+    assert command == "holdfast reproduce table1 --only benchmark=rot-mnist --seeds 10 --results results"
+    column = find_experiment("table1").select(["benchmark=rot-mnist"])
+    table = assess(column, load_results(ROOT / "results"), range(10))
+    shown = README.partition("<!-- results:begin -->")[2].partition("### The field")[0]
+    for verdict in table.verdicts:
+        assert f"| {verdict.mean:.2f} ± {verdict.std:.2f} (10) " in shown, verdict.cell
 
 
 def test_it_tells_speeds():

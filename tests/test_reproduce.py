@@ -63,7 +63,7 @@ def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
     arguments = ("small", "--seeds", "2", "--only", "method=mse", "--results", "elsewhere", "--device", "cpu")
     code, out, err = holdfast(*arguments)
     assert code == 0
-    assert "1 runs done, 1 were there" in err
+    assert "1 run done, 1 were there" in err
     assert "30.00 ± 1.00" in out
     found = results.find(tmp_path / "runs", tiny(seed=1))
     assert f"{(30.0 + found.accuracy) / 2:.2f} ± " in out
@@ -71,6 +71,14 @@ def test_runs_what_is_missing_and_shows_the_table(holdfast, tmp_path, small):
     assert code == 0
     assert "0 runs done, 2 were there" in err
     assert out_again == out
+
+
+def test_results_of_further_seeds_are_told(holdfast, tmp_path, small):
+    for seed in range(3):
+        results.save(made_up(tiny(seed=seed)), tmp_path / "runs")
+    arguments = ("small", "--only", "method=mse", "--device", "cpu", "--seeds")
+    assert "further seeds are there: --seeds 3 shows them" in holdfast(*arguments, "2")[2]
+    assert "further seeds" not in holdfast(*arguments, "3")[2]
 
 
 def test_marks_order_and_claims(holdfast, tmp_path, small):
@@ -181,7 +189,7 @@ def test_failed_runs_are_told(holdfast, tmp_path, small):
     register(Experiment("small", "Small", "nowhere", "Little.", (*small.cells[:1], *cells(HOPELESS, low=1.0)[1:2])))
     code, out, err = holdfast("small", "--seeds", "1", "--device", "cpu")
     assert code == 1
-    assert "1 runs done, 0 were there, 1 failed" in err
+    assert "1 run done, 0 were there, 1 failed" in err
     assert "no longer finite" in err
     assert "1 without a run" in out  # and the rest is shown
 

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from forked import ended, forked, trains_in_a_fork
-from holdfast import results, tuning
+from holdfast import results
 from holdfast.cli import app, main
 from holdfast.config import RunConfig
 from holdfast.errors import DivergenceError, HoldfastError, TrainingError, UsageError
@@ -25,7 +25,7 @@ from holdfast.report.draw.tuning import draw_study
 from holdfast.sweep import Event, ProcessRunner
 from holdfast.sweep.fleets import FleetRunner
 from holdfast.sweep.runner import failure
-from holdfast.tuning import Range, Study, Trial, preset_text, search_space, tune, with_values
+from holdfast.tuning import Range, Study, Trial, preset_text, search_space, session, tune, with_values
 
 BASE = RunConfig.preset("rot-mnist", "mse", buffer_size=20, tasks=3, train_limit=300).change(validation=0.1)
 
@@ -198,7 +198,7 @@ def pretended(optuna, monkeypatch):
             return None
         return SimpleNamespace(accuracy=accuracy, environment=environment, matrix=torch.full((3, 3), accuracy))
 
-    monkeypatch.setattr(tuning.results, "find", find)
+    monkeypatch.setattr(results, "find", find)
 
 
 SPACE = (Range("lr", 0.01, 1.0), Range("beta", 0.1, 10.0))
@@ -333,7 +333,7 @@ def test_a_database_with_damaged_entries_is_said(tmp_path, optuna, damage):
 @pytest.mark.usefixtures("quick_workers")
 def test_real_runs(tmp_path, optuna, monkeypatch, runner):
     """Trained for real. In a fleet, one is stopped for sure; in a process, a small run may end before it is told."""
-    monkeypatch.setattr(tuning, "ENOUGH", 1)
+    monkeypatch.setattr(session, "ENOUGH", 1)
     seen = []
     study = tune(BASE, (Range("lr", 1e-6, 1.0),), tmp_path, trials=6, runner=runner(), device="cpu",
                  watch=lambda trial, fraction: seen.append((trial, fraction)))  # fmt: skip
@@ -393,7 +393,7 @@ def test_a_study_that_is_ended_in_the_middle_is_continued_by_the_same_command(
     tmp_path, undisturbed, monkeypatch, number
 ):
     """What was tried, and what came of it, is what an undisturbed study has. Its runs need no further processes."""
-    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: FleetRunner(1))
+    monkeypatch.setattr(session, "local_runner", lambda device, jobs: FleetRunner(1))
     said = tmp_path / "said.md"
     process = start(tmp_path, 4, said)
     deadline = time.monotonic() + 120
@@ -438,7 +438,7 @@ def test_the_command(tmp_path, optuna, monkeypatch):
 
 
 def test_a_failed_trial_says_why_and_a_study_without_any_other_fails(tmp_path, optuna, monkeypatch):
-    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: failing(HoldfastError("no data [here]")))
+    monkeypatch.setattr(session, "local_runner", lambda device, jobs: failing(HoldfastError("no data [here]")))
     done = CliRunner().invoke(app, command(tmp_path, 2))
     assert "trial 1: failed; lr=" in done.stderr
     assert done.stderr.count(": no data [here]\n") == 2
@@ -454,13 +454,13 @@ def test_a_failed_trial_says_why_and_a_study_without_any_other_fails(tmp_path, o
 )
 def test_the_share_to_test_on_is_given_in_either_way(tmp_path, optuna, monkeypatch, given, share):
     asked = []
-    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: lambda configs, *_: asked.append(next(configs)))
+    monkeypatch.setattr(session, "local_runner", lambda device, jobs: lambda configs, *_: asked.append(next(configs)))
     CliRunner().invoke(app, [*command(tmp_path, 1), *given])
     assert [config.validation for config in asked] == [share]
 
 
 def test_the_command_that_a_preset_cites_leaves_out_what_does_not_change_the_study(tmp_path, pretended, monkeypatch):
-    monkeypatch.setattr(tuning, "local_runner", lambda device, jobs: Pretend())
+    monkeypatch.setattr(session, "local_runner", lambda device, jobs: Pretend())
     common = ["tune", "rot-mnist", "mse", "--tasks", "3", "--over", "lr=0.1:1", "--out", str(tmp_path)]
     for further in (["--trials", "1"], ["--trials=1", "--jobs", "2", "--json"]):
         monkeypatch.setattr(sys, "argv", ["holdfast", *common, *further])

@@ -115,7 +115,7 @@ def complete_run(*, root: Path, tasks: int = 20) -> CompleteRun:
     benchmark = make_benchmark(config, root)
     floor_step(rows, 50)
     floors: list[float] = []
-    aside: list[float] = []
+    pauses: list[float] = []  # seconds that timing the floor takes, which are not the run's
     evaluated: list[float] | None = None
 
     def time_floor(progress: Progress) -> None:
@@ -124,17 +124,17 @@ def complete_run(*, root: Path, tasks: int = 20) -> CompleteRun:
             evaluated = progress.row
             began = time.perf_counter()
             floors.append(floor_step(rows, 100))
-            aside.append(time.perf_counter() - began)
+            pauses.append(time.perf_counter() - began)
 
     result = run(config, benchmark, device="cpu", threads=1, on_step=time_floor)
     timing = result.timing
     return CompleteRun(
         steps=int(timing["steps"]),
-        seconds=result.seconds - sum(aside),
+        seconds=result.seconds - sum(pauses),
         floor_seconds=timing["steps"] * sum(floors) / len(floors),
         training=timing["training"],
         evaluation=timing["evaluation"],
-        data=timing["data"] - sum(aside[:-1]),  # all pauses but the last fell into the making of a task
+        data=timing["data"] - sum(pauses[:-1]),  # all but the last fell into the making of a task
         setup=timing["setup"],
         peak_memory_mb=peak_memory_mb(),
     )

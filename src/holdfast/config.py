@@ -28,7 +28,8 @@ PRECISIONS = ("float32", "bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "linear")
 
-SLIP = 0.85  # two names as alike as that (difflib's ratio) are one name and a slip of the finger
+TYPO = 0.85
+"""A name that is at least as similar to a known one (difflib's ratio) is taken to be that one, mistyped."""
 
 Setting = float | int | bool | str
 """A value of a method's own setting."""
@@ -64,7 +65,7 @@ class RunConfig:
     train_limit: int | None = None
     """Use only the first so many training samples of each task; None for all."""
     options: tuple[tuple[str, float], ...] = ()
-    """Hyper-parameters of the regularizer other than its defaults, by name."""
+    """Hyper-parameters of the regularizer that differ from its defaults, by name."""
     validation: float = 0.0
     """Share of each task's training samples to test on in place of its test set, for tuning; 0 for the test set."""
     optimizer: str = "sgd"
@@ -74,7 +75,7 @@ class RunConfig:
     schedule: str = "constant"
     """Learning rate within each task: constant, or falling to 0 along half a cosine or a line (linear)."""
     settings: tuple[tuple[str, Setting], ...] = ()
-    """The method's own settings other than its defaults, by name."""
+    """The method's own settings that differ from its defaults, by name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", canonical(self.method))  # one fingerprint for all names of a method
@@ -121,7 +122,7 @@ class RunConfig:
         method = canonical(method)
         if method not in method_names():
             raise unknown_name("method", method, method_names())
-        if benchmark not in BENCHMARKS and get_close_matches(benchmark, BENCHMARKS, 1, SLIP):
+        if benchmark not in BENCHMARKS and get_close_matches(benchmark, BENCHMARKS, 1, TYPO):
             raise unknown_name("benchmark", benchmark, list(BENCHMARKS))
         if not needs_buffer(method):
             buffer_size = None
@@ -140,8 +141,8 @@ class RunConfig:
         """This config with `key=value` texts applied, as typed at a command line.
 
         `regularizer.temperature=0.1` sets a hyper-parameter of the regularizer. `settings` are the method's own, by
-        name, each with its default. Texts are converted to the type of the default, or to what they look like if it is
-        None.
+        name, each with its default. A text is converted to the type of the default. Where that is None, the text itself
+        decides: `3` is a whole number, `true` a truth value.
         """
         changes: dict[str, Any] = {}
         options, own, known = dict(self.options), dict(self.settings), dict(settings or {})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement, measure_renderables
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -209,10 +209,12 @@ def show_runs() -> Iterator[Callable[[str], RunLine]]:
             raise
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and the rest numbers. Columns without any name have no header."""
-    name = Text(visible(title), "bold")
-    made = Table(title=name, title_justify="left", min_width=min(len(title), output.width), show_header=any(columns))
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> Group:
+    """A title above a table whose first `left` columns are text and the rest numbers.
+
+    Columns without any name have no header.
+    """
+    made = Table(show_header=any(columns))
     cells = [[_cell(value) for value in row] for row in rows]
     whole = zip(map(Text, columns), *cells, strict=True)
     widths = fitting([measure_renderables(output, output.options, column) for column in whole])
@@ -221,7 +223,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         made.add_column(column, justify="left" if number < left else "right", overflow="fold", width=width)
     for row in cells:
         made.add_row(*row)
-    return made
+    return Group(Text(visible(title), "bold"), made)  # a title of rich's own would be as narrow as the table
 
 
 def fitting(sizes: Sequence[Measurement]) -> list[int]:

@@ -1,11 +1,14 @@
-"""The names that a run consists of: its benchmark and its method, a learner or a regularizer of one name space."""
+"""The names that a run consists of: its benchmark and its method.
+
+A method is a learner or a regularizer, and no name means both. A regularizer is carried out by consistency replay.
+"""
 
 from typing import Any
 
 from holdfast.registry import Registry
 
-__all__ = ["ALIASES", "BENCHMARKS", "LEARNERS", "REGULARIZERS", "canonical", "is_registered", "method_names"]
-__all__ += ["needs_buffer"]
+__all__ = ["ALIASES", "BENCHMARKS", "LEARNERS", "REGULARIZERS", "canonical", "is_registered", "learner_of"]
+__all__ += ["method_names", "needs_buffer"]
 
 BENCHMARKS: Registry[Any] = Registry("benchmark")
 """Functions (config, data root) -> Benchmark by name."""
@@ -21,7 +24,7 @@ ALIASES = {"derpp": "mse"}
 
 
 def is_registered(method: str) -> bool:
-    """Whether a method is known. One of a plugin is from when its module is imported."""
+    """Whether a method is known. One of a plugin is known once its module is imported."""
     return method in LEARNERS or method in REGULARIZERS
 
 
@@ -35,7 +38,11 @@ def method_names() -> list[str]:
     return [name for name in LEARNERS if name != "consistency"] + list(REGULARIZERS)
 
 
+def learner_of(method: str) -> Any:
+    """The subclass of `holdfast.Learner` that carries out a registered method."""
+    return LEARNERS.get(method, LEARNERS.get("consistency"))
+
+
 def needs_buffer(method: str) -> bool:
     """Whether a method stores samples. One that is not registered yet is taken to."""
-    learner = LEARNERS.get(method)
-    return True if learner is None else bool(learner.needs_buffer)
+    return method not in LEARNERS or bool(LEARNERS[method].needs_buffer)

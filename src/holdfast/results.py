@@ -260,7 +260,10 @@ def _replace_files(scratch: Path, target: Path) -> None:
 
 
 def remove_scratch(out: Path, fingerprint: str = 16 * "?", *, age: float = 0.0) -> None:
-    """Remove what processes that were killed while they saved left, if it is `age` seconds old. For a locked `out`."""
+    """Remove the scratch folders of processes that were killed while they saved, from `age` seconds on.
+
+    `out` must be locked.
+    """
     for folder in out.glob(f".{fingerprint}-*"):
         if time.time() - folder.lstat().st_mtime >= age:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,13 @@
 """The loop: a generator that yields after every step, so that runs can be watched, stopped and interleaved."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.augment import View
 from holdfast.benchmarks.base import Benchmark, Task, make_benchmark, shuffled
 from holdfast.config import RunConfig
 from holdfast.data import ImageSet, data_root
@@ -15,7 +16,7 @@ from holdfast.engine import Engine, accelerate, make_engine
 from holdfast.errors import UsageError
 from holdfast.evaluation import Exam, evaluate, grade, predict
 from holdfast.learners import FadingRate, Learner, Parts, make_learner, make_optimizer
-from holdfast.methods import LEARNERS
+from holdfast.methods import learner_of
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.models.batchnorm.ahead import compiling_ahead
 from holdfast.results import RunResult, environment
@@ -77,12 +78,7 @@ def _train(
         engine.unload()
         clock.lap("training")
         # Test on all tasks seen, and on the next one for forward transfer; after the last stage on all.
-        known = exams[: stage + 2] if stage + 1 < len(stages) else exams
-        network = learner.evaluated()
-        logits = [predict(network, exam.images.images, benchmark.normalize, config.precision) for exam in known]
-        accuracies = grade(logits, known)
-        matrices[:, stage, : len(known)] = torch.tensor(accuracies, dtype=torch.float64)
-        progress.row = accuracies.class_il
+        logits = _test(state, exams[: stage + 2] if stage + 1 < len(stages) else exams, benchmark.normalize)
         clock.lap("evaluation")
         yield progress
         progress.epoch = 0
@@ -120,12 +116,22 @@ def _learn(samples: int, batches: Batches, state: RunState, checkpointer: Checkp
         progress.batch = 0
 
 
+def _test(state: RunState, exams: Sequence[Exam], view: View) -> list[Tensor]:
+    """Enter the accuracies on these test sets into the matrices, in the row of the task at hand; returns the logits."""
+    network, progress = state.engine.learner.evaluated(), state.progress
+    logits = [predict(network, exam.images.images, view, progress.config.precision) for exam in exams]
+    accuracies = grade(logits, exams)
+    state.matrices[:, progress.task, : len(exams)] = torch.tensor(accuracies, dtype=torch.float64)
+    progress.row = accuracies.class_il
+    return logits
+
+
 def _prepare(
     config: RunConfig, benchmark: Benchmark, device: torch.device
 ) -> tuple[Engine, dict[str, torch.Generator]]:
     """The engine around a learner, and the generators of all that is random."""
-    kind = LEARNERS.get(config.method)
-    if getattr(kind, "needs_boundaries", False) and not benchmark.boundaries:
+    kind: type[Learner] = learner_of(config.method)
+    if kind.needs_boundaries and not benchmark.boundaries:
         raise UsageError(
             f"{config.method} must be told where tasks begin and end, and {config.benchmark} has no such boundaries; "
             "choose a method that needs none, for instance er."
@@ -137,8 +143,7 @@ def _prepare(
     generators = {name: generator(config.seed, name, device) for name in ("order", "augment", "buffer")}
     augment, buffer = generators["augment"], generators["buffer"]
     plain, schedule = make_optimizer(config, model, device)
-    twin = not getattr(kind, "uses_parameters", False)
-    network, optimizer = accelerate(model, plain, config.precision, device, twin=twin)
+    network, optimizer = accelerate(model, plain, config.precision, device, twin=not kind.uses_parameters)
     learner = make_learner(config, Parts(model, optimizer, benchmark.train_view(augment), buffer, network, schedule))
     return make_engine(learner, device, (augment, buffer), config.batch_size), generators
 

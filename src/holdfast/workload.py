@@ -33,7 +33,7 @@ SAMPLES = {
     "seq-cifar100": 50_000,
     "seq-tinyimagenet": 100_000,
 }
-"""Training samples: of every task where each shows all the data anew (REPEATED), else of all tasks together."""
+"""Training samples. The tasks of a benchmark share them, but for the `REPEATED` ones: each of their tasks has all."""
 REPEATED = ("rot-mnist", "perm-mnist")
 
 

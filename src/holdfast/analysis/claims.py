@@ -20,7 +20,7 @@ CLASS_IL = ("seq-cifar10", "seq-cifar100", "seq-tinyimagenet")
 REFERENCE = "er"
 """The method all others are compared with."""
 FEW = 3
-"""Ranks that count as the top of ten regularizers, or as the end; the published numbers have linf at 1 to 3."""
+"""How many of ten regularizers count as the best, and how many as the worst; linf has ranks 1 to 3 in the paper."""
 
 
 class Check(NamedTuple):
@@ -130,9 +130,9 @@ def _rank(method: str, first: bool, benchmarks: tuple[str, ...], means: Means) -
 
 
 def _gain_grows(field: str, unit: str, with_more: bool, means: Means) -> Iterator[Check]:
-    """The mean relative gain over ER at the largest and the smallest value of a place's `field`, all else being equal.
+    """The mean relative gain over ER at the largest and at the smallest value of a place's `field`, all else equal.
 
-    The claim is that it is the larger one `with_more` of it, or else with less.
+    Whether it is greater at the largest value, if `with_more`; else whether it is greater at the smallest.
     """
     alike: dict[tuple[object, ...], list[Place]] = {}
     for place in means:
@@ -154,7 +154,10 @@ def _gain_grows(field: str, unit: str, with_more: bool, means: Means) -> Iterato
 
 
 def _er_is_worst(quantity: str, sign: int, means: Means) -> Iterator[Check]:
-    """er against each other method; with `sign` 1 more is worse. The strongest counterexample is first."""
+    """Whether er is worse than each other method; `sign` is 1 if more is worse, or -1 if less is.
+
+    The strongest counterexample comes first.
+    """
     for place, by_method in means.items():
         if REFERENCE not in by_method:
             continue

@@ -100,7 +100,7 @@ def _sizes(runs: Iterable[RunResult]) -> list[int] | list[None]:
 def _title(own: tuple[object, ...], buffer_size: int | None, places: Sequence[tuple[object, ...]]) -> str:
     """Benchmark and buffer, with the settings in which this comparison differs from others on the benchmark.
 
-    What is not in use, a limit of None or a validation of 0, is no setting to tell.
+    A setting that is off, such as a limit of None or a validation of 0, is left out.
     """
     parts = [str(own[0])]
     for number, (name, value) in enumerate(zip(WHERE, own, strict=True)):
@@ -129,9 +129,10 @@ def _labels(configs: Sequence[RunConfig]) -> dict[RunConfig, str]:
 
 
 def _usual(texts: Sequence[str]) -> str:
-    """Which of the texts for a setting goes without saying: the most common one, of several the first by letters.
+    """The text of a setting that labels leave out: the most common one, and of several such the first by letters.
 
-    If some have no text, that is their method's default, and usual. Nothing is if no two have the same.
+    Empty if some configs have no text: they have the method's default, and only that is left out. Also empty if no
+    two texts are the same.
     """
     counts = Counter(texts)
     most = max(counts.values())

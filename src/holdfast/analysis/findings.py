@@ -99,7 +99,7 @@ class Findings:
 
     @property
     def _rivals(self) -> dict[str, Summary]:
-        """By label, er and what adds to it, without the bounds sgd and joint; empty unless there is one kind of er."""
+        """The methods with a buffer by label; empty unless exactly one of them is er, with which all are compared."""
         found = {one.label: one for one in self.summaries if one.config.buffer_size is not None}
         return found if [one.method for one in found.values()].count(REFERENCE) == 1 and REFERENCE in found else {}
 

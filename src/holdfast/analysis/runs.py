@@ -21,8 +21,7 @@ from holdfast.config import RunConfig
 from holdfast.data import ImageSet
 from holdfast.errors import DataError, HoldfastError, UsageError
 from holdfast.evaluation import predict
-from holdfast.learners import LEARNERS, Learner
-from holdfast.methods import REGULARIZERS, is_registered
+from holdfast.methods import LEARNERS, REGULARIZERS, is_registered, learner_of
 from holdfast.models import MODELS
 from holdfast.results import RunResult
 from holdfast.training import build_model
@@ -200,7 +199,7 @@ def final_model(
     _check_registered(config, folder)
     benchmark = make_benchmark(config, root)
     model = build_model(config, benchmark)
-    model = LEARNERS.get(config.method, Learner).wrap(model, **dict(config.settings))
+    model = learner_of(config.method).wrap(model, **dict(config.settings))
     try:
         model.load_state_dict(dict(weights))
     except RuntimeError as error:

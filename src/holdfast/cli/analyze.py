@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import Group
 
 from holdfast import __version__, results
 from holdfast.analysis import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, Estimate
@@ -123,7 +123,7 @@ def _evaluate(analyzed: Sequence[RunAnalysis], root: Path, **options: Any) -> li
     return found
 
 
-def _tables(found: Findings) -> list[Table]:
+def _tables(found: Findings) -> list[Group]:
     """The tables of one comparison that have rows."""
     summaries = found.summaries
     several = any(len(one.seeds) > 1 for one in summaries)
@@ -154,7 +154,7 @@ def _tables(found: Findings) -> list[Table]:
     return [each for each in made if each is not None]
 
 
-def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> Table | None:
+def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> Group | None:
     """A table without the columns that are empty; None if there are no rows."""
     shown = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
     kept = [[row[place] for place in shown] for row in rows]

@@ -17,7 +17,8 @@ from holdfast.display import errors, replace_unknown_signs
 from holdfast.errors import HoldfastError, UnknownNameError, UsageError
 from holdfast.plugins import import_plugins
 
-__all__ = ["DataRoot", "Device", "Json", "Out", "Plugins", "app", "import_plugins", "main"]
+__all__ = ["BufferSize", "DataRoot", "Device", "Epochs", "Jobs", "Json", "Out", "Plugins", "Seed", "Settings", "Tasks"]
+__all__ += ["app", "import_plugins", "main"]
 
 FROM_PLUGINS = ("benchmark", "method", "model", "experiment")
 
@@ -79,11 +80,23 @@ DataRoot = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Jobs = Annotated[
+    int | None, typer.Option(help="Runs at a time. Default: one per core; on a GPU, as many as make it faster.", min=1)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for results.", metavar="DIR")]
 Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="Python module to import first; may be repeated.", metavar="MODULE"),
+]
+
+# What a run consists of, beside its benchmark and its method.
+BufferSize = Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")]
+Seed = Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")]
+Tasks = Annotated[int | None, typer.Option(help="Number of tasks.")]
+Epochs = Annotated[int | None, typer.Option(help="Epochs per task.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Change any setting; may be repeated.", metavar="KEY=VALUE")
 ]
 
 

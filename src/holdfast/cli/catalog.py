@@ -39,7 +39,7 @@ def list_command(
         return
     for kind, names in kinds.items():
         if kind == "experiments":
-            rows = [(name, ", ".join(also[name]), about) for name, about in names.items()]
+            rows = [(name, ", ".join(also[name]), EXPERIMENTS[name].title) for name in names]
             output.print(table(kind, ("name", "in the paper", "what it is"), rows, left=3))
         else:
             output.print(table(kind, ("name", "what it is"), list(names.items()), left=2))

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from holdfast import experiments
-from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
+from holdfast.cli.app import DataRoot, Device, Jobs, Json, Plugins, app, import_plugins
 from holdfast.cli.screen import SweepScreen
 from holdfast.cli.verdicts import show_table
 from holdfast.display import data_progress, errors, output, table, tell, tell_skipped
 from holdfast.errors import UsageError
-from holdfast.experiments import Results, Table, find_experiment, load_results
+from holdfast.experiments import Experiment, Results, Table, find_experiment, load_results
 from holdfast.experiments.measures import measure_missing
 from holdfast.report import write_table_figures
 from holdfast.report.tables import table_json
@@ -34,8 +34,10 @@ def reproduce_command(
         list[str] | None,
         typer.Option(help="Choose cells, e.g. method=er,buffer_size=200; may be repeated.", metavar="KEY=VALUE"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds 0, 1, ...", min=1)] = len(experiments.SEEDS),
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: one per core.", min=1)] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds 0, 1, ...; the paper has 3.", min=1)] = len(
+        experiments.SEEDS
+    ),
+    jobs: Jobs = None,
     minutes: Annotated[
         float | None, typer.Option(help="Stop after so many minutes; the same command continues.", min=0)
     ] = None,
@@ -95,6 +97,7 @@ def reproduce_command(
         finally:  # a folder that cannot be written to does not hide the table
             tell_skipped(there.skipped[len(there.unread) :], NAMED)  # what was found damaged since
             _show(made, summary, figures, as_json)
+        _tell_further_seeds(experiment, there, seeds)
     _conclude(summary)
 
 
@@ -114,7 +117,7 @@ def _span(part: Part) -> str:
     if len(unknown) == part.to_run:
         return "not known"
     guess = "about " if guessed else ""
-    return guess + duration(seconds) + (f" + {len(unknown)} runs not known" if unknown else "")
+    return guess + duration(seconds) + (f" + {count(len(unknown), 'run')} not known" if unknown else "")
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
@@ -176,11 +179,18 @@ def _draw(made: Table, folder: Path) -> list[Path]:
         return write_table_figures(made, folder / "figures" / made.experiment.name)
 
 
+def _tell_further_seeds(experiment: Experiment, there: Results, shown: int) -> None:
+    """Say so if there are results of more seeds than the table shows."""
+    last = max((seed for cell in experiment.cells for seed in there.seeds_of(cell.config)), default=0)
+    if last >= shown:
+        tell(f"results of further seeds are there: --seeds {last + 1} shows them, and runs those that are missing")
+
+
 def _conclude(summary: SweepSummary) -> None:
     """Say how the sweep ended, and exit with the code for it."""
     for config, error in list(summary.failed.items())[:NAMED]:
         tell(f"failed: {config.title}: {error}")
-    parts = [f"{len(summary.done)} runs done", f"{len(summary.there)} were there"]
+    parts = [f"{count(len(summary.done), 'run')} done", f"{len(summary.there)} were there"]
     parts += [f"{len(summary.failed)} failed (see failed/ in the folder of results)"] if summary.failed else []
     parts += [f"{summary.left} left; the same command continues"] if summary.left else []
     tell(", ".join(parts))

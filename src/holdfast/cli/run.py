@@ -11,21 +11,36 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
+from rich.console import Group
 
 from holdfast import checkpoint, results
 from holdfast import data as datasets
 from holdfast.benchmarks import BENCHMARKS, Benchmark, make_benchmark
-from holdfast.cli.app import DataRoot, Device, Json, Out, Plugins, app, import_plugins
+from holdfast.cli.app import (
+    BufferSize,
+    DataRoot,
+    Device,
+    Epochs,
+    Json,
+    Out,
+    Plugins,
+    Seed,
+    Settings,
+    Tasks,
+    app,
+    import_plugins,
+)
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device, lacks_bfloat16
 from holdfast.display import data_progress, output, show_runs, steps_per_second, table, tell
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.experiments import MEASURES
 from holdfast.learners import method_names, settings_for
 from holdfast.loggers import check_targets, open_logger, watch
 from holdfast.methods import canonical
 from holdfast.registry import unknown_name
 from holdfast.report.text import duration
+from holdfast.results import FROM_MATRICES
 from holdfast.sweep.runner import checkpoint_path
 from holdfast.training import Progress, run
 from holdfast.workload import expected_seconds
@@ -41,13 +56,11 @@ LONG = 300
 def run_command(
     benchmark: Annotated[str, typer.Argument(help="A benchmark; see 'holdfast list benchmarks'.")],
     method: Annotated[str, typer.Argument(help="A method; see 'holdfast list methods'.")],
-    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change any setting; may be repeated.", metavar="KEY=VALUE")
-    ] = None,
+    buffer_size: BufferSize = None,
+    seed: Seed = None,
+    tasks: Tasks = None,
+    epochs: Epochs = None,
+    set_: Settings = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
     device: Device = "auto",
     threads: Annotated[
@@ -172,14 +185,10 @@ def _watching(config: RunConfig, targets: list[str]) -> Iterator[Callable[[Progr
         yield lambda progress: [each(progress) for each in watchers]
 
 
-def _summary(result: results.RunResult) -> Table:
-    rows = [
-        ("accuracy (%)", result.accuracy),
-        ("Task-IL accuracy (%)", result.task_il_accuracy),
-        *([("forward transfer", result.forward_transfer)] if result.shares_classes else []),
-        ("backward transfer", result.backward_transfer),
-        ("forgetting", result.forgetting),
-        ("steps/s", steps_per_second(result)),
-        ("seconds", result.seconds),
-    ]
+def _summary(result: results.RunResult) -> Group:
+    # Where tasks share their classes, Task-IL is the same number as the accuracy; elsewhere, forward transfer means
+    # nothing.
+    left_out = "task_il_accuracy" if result.shares_classes else "forward_transfer"
+    rows = [(MEASURES[name].label, getattr(result, name)) for name in FROM_MATRICES if name != left_out]
+    rows += [("steps/s", steps_per_second(result)), ("seconds", result.seconds)]
     return table(result.config.title, ("", ""), rows)

@@ -9,9 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import Group
 
-from holdfast.cli.app import DataRoot, Device, Json, Plugins, app, import_plugins
+from holdfast.cli.app import (
+    BufferSize,
+    DataRoot,
+    Device,
+    Epochs,
+    Jobs,
+    Json,
+    Plugins,
+    Seed,
+    Settings,
+    Tasks,
+    app,
+    import_plugins,
+)
 from holdfast.cli.run import make_config
 from holdfast.display import Lines, output, table, tell
 from holdfast.errors import HoldfastError
@@ -42,14 +55,12 @@ def tune_command(
     validation: Annotated[
         float | None, typer.Option(help="Share of each task's training samples to test on. Default: 0.1.")
     ] = None,
-    buffer_size: Annotated[int | None, typer.Option(help="Samples the buffer holds. Default: 200.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random. Default: 0.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change any setting; may be repeated.", metavar="KEY=VALUE")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: one per core.", min=1)] = None,
+    buffer_size: BufferSize = None,
+    seed: Seed = None,
+    tasks: Tasks = None,
+    epochs: Epochs = None,
+    set_: Settings = None,
+    jobs: Jobs = None,
     device: Device = "auto",
     data: DataRoot = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the study.", metavar="DIR")] = Path("tuning"),
@@ -143,7 +154,7 @@ def _command(words: list[str]) -> str:
     return shlex.join(kept)
 
 
-def _summary(study: Study) -> Table:
+def _summary(study: Study) -> Group:
     order = sorted(study.complete, key=lambda trial: -(trial.accuracy or 0.0))[:SHOWN]
     if study.preset is not None and study.preset not in order:
         order.append(study.preset)

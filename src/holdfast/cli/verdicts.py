@@ -23,13 +23,14 @@ def show_table(made: Table) -> None:
         for part in _parts(block):
             output.print(_grid(part))
     agree, differ, undecided, missing = (made.count(status) for status in (*JUDGED, "missing"))
-    tell(
+    output.print(
         "Upper number: ours. Lower number: published. tau: Kendall's rank correlation of our order and theirs.\n"
         f"Cells: {agree} ✓ agree, {differ} ✗ differ, {undecided} ? open, {missing} without a run. A cell agrees if the "
         "90 % interval of the difference of means lies inside ±2 points, or ±0.04 for probabilities. It differs if "
         "the interval lies outside, or if our runs scatter ten times as widely as the published ones. Otherwise, and "
         "with fewer than 3 runs, it is open.",
-        output,
+        highlight=False,
+        markup=False,
     )
     for note in filter(None, (made.experiment.caveat, *(f"published: {source}" for source in made.sources))):
         tell(note, output)

@@ -138,8 +138,8 @@ def register(experiment: Experiment) -> Experiment:
 def find_experiment(name: str) -> Experiment:
     """An experiment by its name, or by the paper's number of its table or figure: `table2`, `figure-4`, `Figure 4`.
 
-    `table1` keeps the meaning it always had here, the main table. The paper counts that as Table 2. Its own Table 1
-    lists the regularizers and has no number that could be reproduced, so that the name is free.
+    `table1` is the main table, which the paper counts as Table 2. The paper's own Table 1 lists the regularizers and
+    has no numbers to reproduce, so that the name is free.
     """
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]

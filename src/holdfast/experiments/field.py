@@ -6,7 +6,7 @@ from holdfast.config import RunConfig
 from holdfast.experiments.base import Cell, Experiment, register
 from holdfast.experiments.paper import BENCHMARKS
 from holdfast.experiments.published import published
-from holdfast.learners import LEARNERS
+from holdfast.methods import learner_of
 
 __all__ = ["FIELD", "UNBUFFERED"]
 
@@ -32,7 +32,7 @@ def _cells() -> Iterator[Cell]:
 
 def _impossible(method: str, benchmark: str) -> bool:
     """Whether the method needs task boundaries, which the benchmark does not have."""
-    return benchmark == "mnist-360" and getattr(LEARNERS.get(method), "needs_boundaries", False)
+    return benchmark == "mnist-360" and bool(learner_of(method).needs_boundaries)
 
 
 register(

@@ -78,7 +78,7 @@ def analyze_alike(results: Results) -> tuple[list[Findings], list[str]]:
 
 
 def distinct(analyses: Iterable[Findings]) -> list[Findings]:
-    """The analyses, of the same runs only the first one, or those that have the robustness, which takes hours."""
+    """The analyses without repetition: of several of the same runs, those with the robustness, or else the first."""
     by_runs: dict[object, list[Findings]] = {}
     for found in analyses:
         runs = frozenset((one.config.change(seed=0), frozenset(one.seeds)) for one in found.summaries)

@@ -31,7 +31,7 @@ MOST_SKIPPED = 200
 FIGURES_BUDGET = 2_800_000
 """Bytes of figures with their numbers; the page as a whole stays below 5 MB."""
 
-Number = tuple[RunConfig, str]
+Measured = tuple[RunConfig, str]
 """A measure of a config over all its seeds."""
 
 
@@ -118,7 +118,7 @@ def html_page(
 
     filled = [table for table in tables if table.count("missing") < len(table.verdicts)]
     runs = [stored.result for stored in results]
-    trusted, unlike = trust(filled, {number for table in filled for number in _numbers(table)})
+    trusted, unlike = trust(filled, {number for table in filled for number in _measured(table)})
     found = claims(v for table in (*filled, trusted) for v in table.verdicts) if filled else []
     gallery = Gallery()
     script = _template("report.js")
@@ -153,16 +153,16 @@ def html_page(
 
 def _experiment_sections(tables: Sequence[Table], gallery: Gallery) -> list[Section]:
     sections = []
-    shown: dict[Number, str] = {}  # by the experiment that shows it first
+    shown: dict[Measured, str] = {}  # by the experiment that shows it first
     drawn: list[set[RunConfig]] = []  # the runs of comparisons that have their figures
     figures = {chart.title for table in tables for charts in table_charts(table).values() for chart in charts}
     for table in tables:
         experiment, groups = table.experiment, table.filled
-        new = [group for group in groups if not _numbers(table, group) <= shown.keys()]
-        others = {shown[number] for group in set(groups).difference(new) for number in _numbers(table, group)}
+        new = [group for group in groups if not _measured(table, group) <= shown.keys()]
+        others = {shown[number] for group in set(groups).difference(new) for number in _measured(table, group)}
         repeated = f" Its numbers stand in {' and '.join(sorted(others))} above." if others else ""
         for group in new:
-            shown = dict.fromkeys(_numbers(table, group), experiment.name) | shown
+            shown = dict.fromkeys(_measured(table, group), experiment.name) | shown
         charts = table_charts(table)
         further = [chart for group in groups if group not in new for chart in charts[group]]
         further = [chart for chart in further if experiment.figure != "differences"]
@@ -210,8 +210,8 @@ def _notes(table: Table, *, decided: bool) -> list[str]:
     return [*([table.experiment.caveat] if table.experiment.caveat else []), *leans] if decided else [*sources, *leans]
 
 
-def _numbers(table: Table, group: str | None = None) -> set[Number]:
-    """The numbers with results in a table or one block of it, to find what repeats others."""
+def _measured(table: Table, group: str | None = None) -> set[Measured]:
+    """What a table, or one block of it, has results of: with this, repetitions are found."""
     return {(v.cell.config, v.cell.metric) for v in table.verdicts if group in (None, v.cell.group) and v.n}
 
 

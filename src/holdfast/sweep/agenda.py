@@ -138,7 +138,7 @@ def _is_there(out: Path, config: RunConfig) -> bool:
 
 
 def _remove_scratch(out: Path, config: RunConfig) -> None:
-    """Remove the folders that a process killed while saving this run left. Only for the owner of its lease."""
+    """Remove the scratch folders of processes that were killed while they saved this run; its lease must be ours."""
     with suppress(OSError), locked(out):  # `holdfast run` saves without a lease: wait until it has
         results.remove_scratch(out, config.fingerprint)
 

@@ -81,10 +81,10 @@ class Deadline:
 
     def _in_time(self, left: Iterable[float]) -> bool:
         """Whether runs with so many steps left end in time."""
-        return self._seconds is None or monotonic() + MARGIN * self._seconds * _shares(sorted(left)) <= self._at
+        return self._seconds is None or monotonic() + MARGIN * self._seconds * _work(sorted(left)) <= self._at
 
 
-def _shares(left: Sequence[float]) -> float:
+def _work(left: Sequence[float]) -> float:
     """The work of runs that advance side by side until each has ended, in steps of a large fleet."""
     work, done = 0.0, 0.0
     for ended, steps in enumerate(left):

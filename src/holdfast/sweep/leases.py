@@ -23,7 +23,7 @@ from holdfast.schema import read_json, validated
 __all__ = ["HEARTBEAT", "SILENCE", "Leases", "Signature", "is_gone", "signature"]
 
 HEARTBEAT, SILENCE = 60.0, 600.0
-"""Seconds between two signs of life, and without one until the lease of another host is free."""
+"""Seconds between two signs of life, and seconds of silence after which the lease of another host is free."""
 WRITING = 5.0
 """Seconds a process may take from creating a lease to writing into it."""
 
