@@ -123,7 +123,7 @@ def test_the_work_left_is_that_of_turns_one_after_the_other(left):
     while going := [steps for steps in going if steps > 0]:
         work += len(going) * deadline.SLOWER.get(len(going), 1.0)
         going = [steps - 1 for steps in going]
-    assert deadline._shares(sorted(left)) == pytest.approx(work)
+    assert deadline._work(sorted(left)) == pytest.approx(work)
 
 
 def test_a_fleet_ends_one_run_where_there_is_no_time_for_two(tmp_path, clock, monkeypatch):

@@ -293,7 +293,7 @@ def test_contract_with_parts_of_its_own(settings):
 @pytest.mark.parametrize(
     "ideas",
     [
-        *({}, {"asymmetric": True}, {"adjusted": True, "strength": 2.5}, {"target": "stored"}),
+        *({}, {"adjusted": True, "strength": 2.5}, {"target": "stored"}),
         *({"hold_features": 1.0}, {"turn": 0.5, "looks": "angles"}),
     ],
     ids=str,
@@ -363,6 +363,15 @@ def test_a_model_that_does_not_use_its_last_layer_is_told():
     with pytest.raises(UsageError, match="once a sample"):
         learner.observe(x, y)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_turned_classes_need_all_outputs_of_the_last_layer():
+    learner = ballast(features_network("mlp"), turn=0.5, outputs=lambda returned: returned[:, : CLASSES - 1])
+    x, y = next(stream(1))
+    y = y % (CLASSES - 1)
+    learner.observe(x, y)
+    with pytest.raises(UsageError, match=f"the model has {CLASSES - 1} outputs, but its last nn.Linear has {CLASSES}"):
+        learner.observe(x, y)
 
 
 class Centred(nn.Module):

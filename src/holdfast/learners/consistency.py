@@ -137,7 +137,7 @@ class ConsistencyReplay(ReplayLearner):
         if not self.buffer.stored:
             return self.losses_alone(x, y)
         x, y, draw1, draw2 = self._draw_twice(x, y)
-        if self.large is not None:  # a language model's outputs: the same terms, from one reading
+        if self.large is not None and self._groups.needless:  # a language model's: all terms from one reading
             return self._read_once(self.large, x, y, draw2)
         plan = self.plan(x, y)
         outputs, now, replayed = self._outputs(x, draw1, draw2)
