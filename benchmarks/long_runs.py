@@ -74,6 +74,7 @@ def long_run(config: RunConfig, root: Path, device: torch.device = CPU) -> dict[
         "epochs": config.epochs,
         "width": WIDTH if config.model == "narrow" else 64,
         "images": config.train_limit,
+        "precision": config.precision,
         "accuracy": round(result.accuracy, 3),
         "task_il_accuracy": round(result.task_il_accuracy, 3),
         "mean_of_last_10_steps": round(fmean(tail), 3),

@@ -32,6 +32,7 @@ FAMILY = ("last", "tail", "task_last", "task_tail")
 """The four questions asked of the two programs; their p-values are corrected together (Holm)."""
 TASK = 10_000
 """Images of a task, where a run is not told to take fewer."""
+TAIL_MEAN = "mean_of_last_10_steps"
 ENDS = ("accuracy", "task_il_accuracy")
 """What runs on a CPU reach after the very last step."""
 FIRST = "0333b9f"
@@ -281,13 +282,13 @@ def other_settings(cells: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def wider_draws(lines: list[Run]) -> dict[str, Any]:
-    """er with draws of 128 beside draws of 32 of the same seeds, over the last ten steps: wider minus usual."""
-    found: dict[int, dict[int, float]] = {}
+def with_common_seeds(lines: list[Run], setting: str, one: Any, other: Any, measure: str = TAIL_MEAN) -> dict[str, Any]:
+    """Runs with one value of a setting beside runs of the same seeds with another: one minus other."""
+    found: dict[int, dict[Any, float]] = {}
     for line in lines:
-        found.setdefault(line["seed"], {})[line["replay_size"]] = line["mean_of_last_10_steps"]
-    usual, wide = (np.array([each[size] for each in found.values()]) for size in (32, 128))
-    return {"usual": describe(usual), "wide": describe(wide), **paired(wide, usual)}
+        found.setdefault(line["seed"], {})[line[setting]] = line[measure]
+    ones, others = (np.array([each[value] for each in found.values()]) for value in (one, other))
+    return {"one": describe(ones), "other": describe(others), **paired(ones, others)}
 
 
 def paired(ones: np.ndarray, others: np.ndarray) -> dict[str, Any]:
@@ -346,7 +347,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         measures[name]["holm_p"] = p
     cells = _paper_cells()
     cpu = side_by_side(read("cpu.jsonl", folder), ("er", "linf"), ENDS)
-    long = side_by_side(read("long.jsonl", folder), ("linf",), (*ENDS, "mean_of_last_10_steps"))
+    long = side_by_side(read("long.jsonl", folder), ("linf",), (*ENDS, TAIL_MEAN))
     later = read("later.jsonl", folder)
     every, ends_unevenly = last_accuracies([*holdfast, *later], folder)
     found = {
@@ -378,7 +379,11 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         "beside": beside(read("authors.jsonl", folder)),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
-        "er_draws": wider_draws(read("er-draws.jsonl", folder)),
+        "er_draws": with_common_seeds(read("er-draws.jsonl", folder), "replay_size", 128, 32),
+        "precision": {
+            name: with_common_seeds(read("precision.jsonl", folder), "precision", "bfloat16", "float32", measure)
+            for name, measure in (("tail", TAIL_MEAN), ("task_il", "task_il_accuracy"))
+        },
         "witnesses": other_papers(),
         "lwf": teachers(read("lwf.jsonl", folder)),
         "checks": distribution_checks(read("checks.jsonl", folder)),

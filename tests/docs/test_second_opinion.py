@@ -170,6 +170,18 @@ def test_what_the_page_says_of_larger_draws_is_so(found):
     assert draws["p"] < 0.05
 
 
+def test_what_the_page_says_of_precision_is_so(found):
+    lines = SCRIPT["read"]("precision.jsonl")
+    runs = {(run["seed"], run["precision"]): run for run in lines}
+    seeds = sorted({seed for seed, _ in runs})
+    assert len(runs) == len(lines) == 2 * len(seeds)
+    for name, measure in (("tail", "mean_of_last_10_steps"), ("task_il", "task_il_accuracy")):
+        by_hand = [runs[seed, "bfloat16"][measure] - runs[seed, "float32"][measure] for seed in seeds]
+        assert found["precision"][name]["difference"] == pytest.approx(fmean(by_hand), abs=1e-3)
+        low, high = found["precision"][name]["interval90"]
+        assert low < 0 < high
+
+
 def test_what_the_page_says_of_other_papers_is_so(found):
     verdicts, table = witness_verdicts(), witnesses()
     cells = {key: each.difference for key, each in verdicts.items()}
