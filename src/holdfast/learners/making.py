@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.learners.base import Learner
 from holdfast.learners.optimizers import Optimizer, Scheduler
 from holdfast.learners.replay import ReplayLearner
-from holdfast.methods import LEARNERS, is_registered, method_names
+from holdfast.methods import is_registered, learner_of, method_names
 from holdfast.registry import unknown_name
 
 __all__ = ["Parts", "make_learner", "settings_for", "settings_of"]
@@ -65,5 +65,5 @@ def make_learner(config: RunConfig, parts: Parts) -> Learner:
 def _learner_named(method: str) -> type[Learner]:
     if not is_registered(method):
         raise unknown_name("method", method, method_names())
-    learner: type[Learner] = LEARNERS.get(method, LEARNERS["consistency"])
+    learner: type[Learner] = learner_of(method)
     return learner
