@@ -1,5 +1,5 @@
 # Two doors for newcomers, `make demo` and `make test`; `make quick` and `make check` for those who change the code.
-# On two cores: the first call installs (about 3 minutes), the demo takes 45 seconds, the tests about 4 minutes.
+# On two cores: the first call installs (about 3 minutes), the demo takes 45 seconds, the tests about 3 minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,8 +16,9 @@ demo: $(LIGHT)
 # One process per core, up to four: each needs two gigabytes. Work is stolen, as the tests of a file share fixtures and
 # differ a thousandfold in what they take. `make test COVERAGE=1` also counts which lines of the package they reach,
 # which takes about a third longer, and fails below 90 %.
+SPREAD := -n logical --maxprocesses 4 --dist worksteal
 test: $(READY)
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -q $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	$(BIN)/pytest $(SPREAD) -q $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # About a minute: the losses, the buffer, the main learners, and whether README and layers are as they say.
 QUICK := config evaluation layers matrix metrics readme registry regularizers surface
@@ -32,7 +33,7 @@ slow: $(READY)
 # Weights & Biases, MLflow, Lightning and transformers are large: their tests are skipped where they are not installed.
 friends: $(READY)
 	$(INSTALL) -e '.[friends]'
-	$(BIN)/pytest -q tests/test_loggers.py tests/integrations tests/docs/test_walk.py
+	$(BIN)/pytest -q -m 'not slow' tests/test_loggers.py tests/integrations tests/docs/test_walk.py
 
 # Kills, full disks, lost folders and damaged files at random; each round must end as an undisturbed one. Counts go to
 # docs/chaos.json. `make chaos MINUTES=10 CHAOS='--seed 3 --only run folder'`
@@ -68,9 +69,11 @@ $(READY): $(LIGHT)
 dist: $(LIGHT)
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-# The site, in site/; strict: a broken link or a name that is not there is an error.
+# The site, in site/; strict: a broken link or a name that is not there is an error. Then all that the pages tell a
+# reader to type is typed, and the examples are run.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/pytest $(SPREAD) -q -m pages tests/docs
 
 pictures: $(READY)
 	$(BIN)/python docs/make_pictures.py

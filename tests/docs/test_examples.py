@@ -15,6 +15,7 @@ import holdfast as hf
 
 from .blocks import ROOT
 
+pytestmark = pytest.mark.pages
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 from .blocks import ROOT
 from .test_walk import same_output
 
+pytestmark = pytest.mark.pages
 PATH = ROOT / "examples" / "forgetting.ipynb"
 
 

@@ -186,6 +186,7 @@ def prepared(walk):
     return walk
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("page", WALKED, ids=name)
 def test_the_page_works_as_written_in_short(page, newcomer):
     prepared(Walk(page, short=True)).go()
