@@ -33,13 +33,13 @@ from transformers import (  # noqa: E402
 )
 
 from holdfast.integrations.transformers import (  # noqa: E402
-    BETAS,
-    FILE,
     EarlierPerplexity,
     ReplayArguments,
     ReplayMixin,
     ReplayTrainer,
 )
+from holdfast.integrations.transformers.arguments import BETAS  # noqa: E402
+from holdfast.integrations.transformers.buffer_file import FILE  # noqa: E402
 
 pytestmark = [  # what these packages say about each other
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

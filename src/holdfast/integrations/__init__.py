@@ -1,1 +1,1 @@
-"""Holdfast inside other frameworks' training loops. One file per framework, each an extra of its own."""
+"""Holdfast inside other frameworks' training loops. One module per framework, each an extra of its own."""
