@@ -271,6 +271,20 @@ def chosen_seeds(cells: list[Verdict], counts: tuple[int, ...] = (4, 5, 10), dra
     return {"ours": spread, "freedom": freedom, "published": published, "cells": len(cells), "best": best}
 
 
+def by_seed(cells: list[Verdict]) -> dict[str, dict[str, dict[str, float]]]:
+    """How far runs with a regularizer lie from the published means, by buffer size and seed: number and mean."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in cells:
+        if cell.cell.config.method in REGULARIZERS:
+            sizes = found.setdefault(str(cell.cell.config.buffer_size), {})
+            for run, value in zip(cell.stored, cell.values, strict=True):
+                sizes.setdefault(str(run.config.seed), []).append(value - cell.published.mean)
+    return {
+        size: {seed: {"n": len(each), "mean": np.mean(each)} for seed, each in sorted(seeds.items())}
+        for size, seeds in found.items()
+    }
+
+
 def other_settings(cells: list[Verdict]) -> dict[str, Any]:
     """l1 with the weight that the paper gives, and with a tenth of it, beside what the paper reports."""
     given = json.loads((RESULTS / "seq-cifar10" / "l1-200-seed0-beta0.1.json").read_text("utf-8"))
@@ -316,8 +330,9 @@ def teachers(lines: list[Run]) -> dict[str, Any]:
             variants = tried.setdefault(f"{line['benchmark']}-{line['epochs']}", {})
             variants.setdefault(line["variant"], {})[line["seed"]] = line
     found: dict[str, Any] = {"published": published, "full": {}}
-    for method in ("lwf", "sgd"):
-        run = json.loads((RESULTS / "seq-cifar10" / f"{method}-seed0.json").read_text("utf-8"))
+    full = {"lwf": "lwf-seed0", "sgd": "sgd-seed0", "uncalled": "sgd-seed0-lr0.01-weight_decay0.001"}
+    for method, file in full.items():
+        run = json.loads((RESULTS / "seq-cifar10" / f"{file}.json").read_text("utf-8"))
         found["full"][method] = {name: run[name] for name in ENDS}
     for name, variants in tried.items():
         found[name] = {}
@@ -347,7 +362,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         measures[name]["holm_p"] = p
     cells = _paper_cells()
     cpu = side_by_side(read("cpu.jsonl", folder), ("er", "linf"), ENDS)
-    long = side_by_side(read("long.jsonl", folder), ("linf",), (*ENDS, TAIL_MEAN))
+    long = side_by_side(read("long.jsonl", folder), ("linf", "mse"), (*ENDS, TAIL_MEAN))
     later = read("later.jsonl", folder)
     every, ends_unevenly = last_accuracies([*holdfast, *later], folder)
     found = {
@@ -377,6 +392,7 @@ def numbers(folder: Path = FOLDER) -> dict[str, Any]:
         ),
         "first": first_task(read("first-task.jsonl", folder)),
         "beside": beside(read("authors.jsonl", folder)),
+        "by_seed": by_seed(cells),
         "chosen": chosen_seeds(cells),
         "l1": other_settings(cells),
         "er_draws": with_common_seeds(read("er-draws.jsonl", folder), "replay_size", 128, 32),

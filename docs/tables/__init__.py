@@ -6,7 +6,7 @@ A page asks for one by the name it has here: `make numbers` writes it between `<
 
 from collections.abc import Callable
 
-from tables.agreement import agreement, beside, parallel, teachers
+from tables.agreement import agreement, beside, parallel, seeds, teachers
 from tables.beyond import candidates, few, full, growth, lag, many, regularizers, tasks, turning
 from tables.commands import commands
 from tables.language import language, trainer
@@ -18,7 +18,7 @@ TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         *(results, field, sources, witnesses),
-        *(agreement, beside, parallel, teachers),
+        *(agreement, beside, parallel, seeds, teachers),
         *(candidates, few, full, growth, lag, many, regularizers, tasks, turning),
         *(language, trainer),
         *(speed, gains, overhead, peers, rates, starts, turns),

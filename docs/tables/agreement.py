@@ -52,6 +52,21 @@ def beside() -> str:
     return table(["", *heads], rows)
 
 
+def seeds() -> str:
+    """How far S-CIFAR-10 lies from the paper by buffer size and seed: the mean over the regularizers that were run."""
+    found = measured("how-sure")["by_seed"]
+    names = sorted({seed for sizes in found.values() for seed in sizes}, key=int)
+    rows = [
+        [f"buffer {size}", *(_less_published(sizes[seed]) if seed in sizes else "" for seed in names)]
+        for size, sizes in found.items()
+    ]
+    return table(["", *(f"seed {seed}" for seed in names)], rows)
+
+
+def _less_published(found: dict[str, float]) -> str:
+    return typeset(f"{found['mean']:+.1f} ({found['n']})")
+
+
 def parallel() -> str:
     """What benchmarks/data_parallel.py found: accuracy by network and method, as on one GPU and on several."""
     rows = []

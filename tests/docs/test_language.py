@@ -67,7 +67,7 @@ def test_the_default_weights_of_the_trainer_are_those_that_were_chosen(found):
     script = runpy.run_path(str(ROOT / "benchmarks" / "language.py"))
     trials = [{"run": trial, "validation": trial["validation"]} for trial in SCRIPT["read"]("tuning")]
     chosen = script["chosen"](trials)
-    source = (ROOT / "src" / "holdfast" / "integrations" / "transformers.py").read_text("utf-8")
+    source = (ROOT / "src" / "holdfast" / "integrations" / "transformers" / "arguments.py").read_text("utf-8")
     assert ast.literal_eval(re.search(r"^BETAS = (\{.*\})$", source, re.MULTILINE)[1]) == chosen
     assert found["settings"]["chosen"] == chosen
     assert {(name, run["beta"]) for name in chosen for run in SCRIPT["read"]("runs") if run["method"] == name} == {
