@@ -20,13 +20,16 @@ GROWTH = {
 }
 """Sets of settings of `ballast`, as the names of result files have them."""
 MANY = {
-    (False, 3.0, 0.0): "adjusted thrice",
-    (False, 1.0, 0.9): "adjusted, counted over ten steps",
-    (False, 1.0, 0.0): "adjusted",
-    (False, 3.0, 0.9): "adjusted thrice, counted over ten steps",
-    (True, 0.0, 0.0): "asymmetric",
+    (False, 3.0, 0.0, 0.975): "adjusted thrice",
+    (False, 3.0, 0.0, 0.9875): "adjusted thrice, the average half as fast",
+    (False, 3.0, 0.0, 0.95): "adjusted thrice, the average twice as fast",
+    (False, 6.0, 0.0, 0.975): "adjusted six times",
+    (False, 1.0, 0.9, 0.975): "adjusted, counted over ten steps",
+    (False, 1.0, 0.0, 0.975): "adjusted",
+    (False, 3.0, 0.9, 0.975): "adjusted thrice, counted over ten steps",
+    (True, 0.0, 0.0, 0.975): "asymmetric",
 }
-"""What was tried on S-CIFAR-100: whether it is asymmetric, how often it is adjusted, and what share is recalled."""
+"""What was tried on S-CIFAR-100: whether it is asymmetric, how often it is adjusted, the share recalled, the decay."""
 
 
 def candidates(network: str, epochs: str) -> str:
@@ -57,10 +60,10 @@ def many() -> str:
     return table(titles, rows)
 
 
-def _idea(settings: dict[str, Any]) -> tuple[bool, float, float]:
-    """What decides how fair cross-entropy is: whether it is asymmetric, the strength, and what is recalled."""
+def _idea(settings: dict[str, Any]) -> tuple[bool, float, float, float]:
+    """In what the runs differ: whether it is asymmetric, the strength, what is recalled, and the average's decay."""
     strength = settings.get("strength", 1.0) if settings.get("adjusted") else 0.0
-    return settings.get("asymmetric", False), strength, settings.get("recall", 0.0)
+    return settings.get("asymmetric", False), strength, settings.get("recall", 0.0), settings["decay"]
 
 
 def _candidates(tried: Iterable[dict[str, Any]]) -> str:

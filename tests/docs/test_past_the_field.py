@@ -335,11 +335,15 @@ def test_many_classes_need_strength_or_longer_counting_and_not_both():
         name = (
             "asymmetric" if settings.get("asymmetric") else (settings.get("strength", 1.0), settings.get("recall", 0.0))
         )
-        tried.setdefault(name, []).append(row)
+        tried.setdefault(name if settings["decay"] == 0.975 else settings["decay"], []).append(row)
         assert settings["turn"] == 1.0
         assert settings["hold_features"] == 5.0
     assert len({row["fingerprint"] for row in rows}) == len(rows)
-    assert set(tried) == {"asymmetric", (1.0, 0.0), (3.0, 0.0), (1.0, 0.9), (3.0, 0.9)}
+    slower, faster = tried.pop(0.9875), tried.pop(0.95)
+    assert set(tried) == {"asymmetric", (1.0, 0.0), (3.0, 0.0), (6.0, 0.0), (1.0, 0.9), (3.0, 0.9)}
+    usual = fmean(row["accuracy"] for row in tried[3.0, 0.0])
+    assert all(abs(row["accuracy"] - usual) < 0.5 for row in (*slower, *faster)), "hardly matters"
+    assert tried[6.0, 0.0][0]["accuracy"] < usual - 2, "too much"
     for seed in {row["seed"] for row in rows}:
         mean = {name: row["accuracy"] for name, runs in tried.items() for row in runs if row["seed"] == seed}
         for better in {(3.0, 0.0), (1.0, 0.9)} & set(mean):
