@@ -30,6 +30,7 @@ from holdfast.display import Lines, output, table, tell
 from holdfast.errors import HoldfastError
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
+from holdfast.report.text import count
 from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
 
 VALIDATION = "validation=0.1"
@@ -133,8 +134,8 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     elif study.complete:
         output.print(_summary(study))
     further = {"failed": counts["failed"], "under way": counts["running"], "left": wanted - sum(counts.values())}
-    parts = [f"{counts['complete']} trials complete", f"{counts['pruned']} stopped early"]
-    parts += [f"{count} {what}" for what, count in further.items() if count > 0]
+    parts = [f"{count(counts['complete'], 'trial')} complete", f"{counts['pruned']} stopped early"]
+    parts += [f"{number} {what}" for what, number in further.items() if number > 0]
     tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
     if study.interrupted:
         raise typer.Exit(130)
