@@ -296,6 +296,13 @@ def test_targets_are_checked(target, says):
         open_logger(target)
 
 
+def test_a_folder_that_mlflow_would_take_for_another_is_refused(offline):
+    """Of such a folder's name, a question mark ends the path in the address of a database."""
+    with pytest.raises(hf.UsageError, match=r"has % and \?, which mean something else .* Choose another place"):
+        open_logger("mlflow:what? 100%")
+    assert not list(offline.glob("what*"))
+
+
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow"])
 def test_a_place_that_cannot_be_written_is_found_out_at_once(offline, kind):
     pytest.importorskip(PACKAGES[kind])

@@ -372,6 +372,14 @@ def test_settings_are_checked(options, says):
         hf.ForgettingMonitor(nn.Linear(2, 2), **options)
 
 
+def test_a_learner_is_no_model():
+    model = nn.Linear(2, 2)
+    learner = hf.ExperienceReplay(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=3)
+    with pytest.raises(hf.UsageError, match=r"not a ExperienceReplay. Of a learner, give learner.evaluated\(\)"):
+        hf.ForgettingMonitor(learner)
+    hf.ForgettingMonitor(learner.evaluated())
+
+
 def test_names_are_checked():
     monitor, _ = watched()
     with pytest.raises(hf.UsageError, match="watched already"):

@@ -467,6 +467,7 @@ def test_the_command(tmp_path, optuna, monkeypatch):
         ([*SMALL, "--validation", "1"], "must be a share of less than 1"),
         ([*SMALL, "--set", "validation=0"], "needs a validation split"),
         ([*SMALL, "--validation", "0.1", "--set", "validation=0.2"], "say the same setting"),
+        ([*SMALL, "--set", "validation=0.1", "--set", "validation=0.2"], "say the same setting"),
         ([*SMALL, "--over", "x=1:2"], "unknown number"),
         (["rot-mnist", "derpp", "--over", "x=1:2"], "unknown number"),  # another name of a method is no unknown method
         (["rot-mnist", "drpp"], "unknown method"),

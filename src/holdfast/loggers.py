@@ -206,6 +206,12 @@ class MLflow(_Friend):
 
     def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
         local = "://" not in where
+        folder = Path(where).resolve()
+        if local and (odd := set("?%#").intersection(str(folder))):
+            raise UsageError(
+                f"the name of the folder {folder} has {' and '.join(sorted(odd))}, which mean something else in the "
+                f"address of MLflow's database. {self.advice}"
+            )
         if local:
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow reports its use by default
         from mlflow import MlflowClient
@@ -214,7 +220,6 @@ class MLflow(_Friend):
         self._metric = Metric
         if local:
             Path(where).mkdir(parents=True, exist_ok=True)
-        folder = Path(where).resolve()
         self._client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}" if local else where)
         found = self._client.get_experiment_by_name("holdfast")
         artifacts = (folder / "artifacts").as_uri() if local else None

@@ -89,6 +89,11 @@ class ForgettingMonitor:
         batch_size: int = 500,
         bins: int = 15,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"a monitor watches a torch module, not a {type(model).__name__}. Of a learner, give "
+                "learner.evaluated(); of an estimator, clf.module_."
+            )
         _check_drop(drop)
         for name, number in (("every", every), ("batch_size", batch_size), ("bins", bins)):
             if number < 1:

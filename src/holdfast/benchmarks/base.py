@@ -116,7 +116,8 @@ def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) ->
     if not benchmark.tasks:
         raise UsageError(f"{config.benchmark} has no tasks; it needs one at least.")
     if config.tasks is not None and len(benchmark.tasks) != config.tasks:
-        raise UsageError(f"{config.benchmark} has {len(benchmark.tasks)} tasks here, not {config.tasks}.")
+        there = len(benchmark.tasks)
+        raise UsageError(f"{config.benchmark} has {there} task{'s' * (there != 1)} here, not {config.tasks}.")
     tasks = tuple(_checked(task, benchmark, number) for number, task in enumerate(benchmark.tasks, start=1))
     if config.train_limit is not None:
         tasks = tuple(_with_fewer(task, config.train_limit) for task in tasks)

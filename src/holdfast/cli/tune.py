@@ -76,8 +76,8 @@ def tune_command(
     import_optuna()
     import_plugins(plugin)
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "validation": validation}
-    usual = [VALIDATION] if validation is None else []  # comes first: one of --set replaces it
-    config = make_config(benchmark, method, given, [*usual, *(set_ or [])])
+    said = validation is not None or any(each.partition("=")[0].strip() == "validation" for each in set_ or [])
+    config = make_config(benchmark, method, given, [*(set_ or []), *([] if said else [VALIDATION])])
     space = search_space(config, over or [], fix or [])
     place: dict[str, Any] = {"jobs": jobs, "device": device, "data": data, "plugins": plugin or []}
     with _screen(trials) as watch:
