@@ -165,6 +165,7 @@ def test_runs_without_tensors_say_how_to_get_them(analyze: Call, runs: Path) -> 
         (["RUNS", "--severities", "1"], 2, "add --corruptions"),
         (["RUNS", "--extra"], 2, "add --corruptions"),
         (["RUNS", "--bins", "0"], 2, "bins"),
+        (["RUNS", "--bins", "1000000000"], 2, "bins"),  # took all memory
         (["RUNS", "--device", "tpu"], 2, "unknown device"),
         (["RUNS", "--plugin", "no_such_module"], 1, "could not be imported"),
         ([], 2, "Missing argument"),

@@ -161,7 +161,9 @@ class TensorBoard(_Friend):
             raise UsageError("TensorBoard has no run_id: the same folder and name continue a run.")
         self._writer = SummaryWriter(str(Path(where) / name))
         if config:
-            text = "    " + json.dumps(config, indent=1).replace("\n", "\n    ")  # shown as a block of code
+            text = "    " + json.dumps(config, indent=1, default=str).replace(
+                "\n", "\n    "
+            )  # shown as a block of code
             self._writer.add_text("config", text)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
@@ -229,7 +231,7 @@ class MLflow(_Friend):
         else:
             self._client.update_run(self.run_id, status="RUNNING")
         known = self._client.get_run(self.run_id).data.params  # MLflow refuses to change a setting
-        params = [Param(key, json.dumps(value)) for key, value in config.items() if key not in known]
+        params = [Param(key, json.dumps(value, default=str)) for key, value in config.items() if key not in known]
         self._client.log_batch(self.run_id, params=params)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
