@@ -289,6 +289,23 @@ def test_a_history_continues_where_it_was():
     assert at_later(80) == (Reading("old", 12, 80, 100, at_later(80)[0].ece, True), [])  # told before
 
 
+@pytest.mark.parametrize(
+    "damage", [{"steps": math.inf}, {"step": "two"}, {"score": "high"}, {"best": []}, {"ece": {}}, {"slice": ...}]
+)
+def test_a_damaged_history_is_refused_and_changes_nothing(damage):
+    """Some were taken, and ended the first measurement that followed."""
+    row = {"slice": "a", "step": 3, "score": 50.0, "best": None, "ece": None, "dropped": False}
+    values = {"steps": 7, "history": [{**row, **damage}]} | ({} if "steps" not in damage else damage)
+    if damage == {"slice": ...}:
+        del values["history"][0]["slice"]
+    monitor = hf.ForgettingMonitor(nn.Linear(2, 2))
+    monitor.add("a", torch.zeros(4, 2), torch.zeros(4).long())
+    before = monitor.to_dict()
+    with pytest.raises(hf.UsageError, match="not the history of a monitor"):
+        monitor.load_dict(values)
+    assert monitor.to_dict() == before
+
+
 def test_a_history_goes_into_a_checkpoint(tmp_path):
     model = nn.Linear(2, 2)
     learner = hf.ExperienceReplay(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=4)

@@ -170,7 +170,7 @@ class ForgettingMonitor:
         try:
             history = [_reading(row) for row in values["history"]]
             steps = int(values["steps"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"this is not the history of a monitor: {error!r}. Give what to_dict returned.") from error
         known = {reading.slice for reading in history}
         # A slice that the history does not know starts from the reading it has.
@@ -327,7 +327,8 @@ def _reading(row: Mapping[str, Any]) -> Reading:
     """The reading behind a row of `rows`."""
     values: dict[str, Any] = {field.name: row[field.name] for field in fields(Reading)}
     for name in ("score", "best"):
-        values[name] = math.nan if values[name] is None else values[name]
+        values[name] = math.nan if values[name] is None else float(values[name])
+    values["step"], values["ece"] = int(values["step"]), None if values["ece"] is None else float(values["ece"])
     return Reading(**values)
 
 
