@@ -165,6 +165,7 @@ def test_runs_without_tensors_say_how_to_get_them(analyze: Call, runs: Path) -> 
         (["RUNS", "--severities", "1"], 2, "add --corruptions"),
         (["RUNS", "--extra"], 2, "add --corruptions"),
         (["RUNS", "--bins", "0"], 2, "bins"),
+        (["RUNS", "--bins", "1000000000"], 2, "bins"),  # took all memory
         (["RUNS", "--device", "tpu"], 2, "unknown device"),
         (["RUNS", "--plugin", "no_such_module"], 1, "could not be imported"),
         ([], 2, "Missing argument"),
@@ -192,6 +193,25 @@ def test_damaged_logits(analyze: Call, runs: Path, tensor: dict[str, torch.Tenso
     assert code == 1
     assert message in err
     assert "logits.safetensors" in err
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("damage", ["cut off", "another network's"])
+def test_damaged_weights_of_one_run_leave_the_others_their_robustness(analyze: Call, runs: Path, damage: str) -> None:
+    """The whole command failed, after the evaluations of the runs before it."""
+    file = sorted(runs.iterdir())[1] / results.WEIGHTS
+    kept = load_file(file)
+    file.unlink()
+    if damage == "cut off":
+        file.write_bytes(b"half")
+    else:
+        save_file({name: tensor[:1].clone() for name, tensor in kept.items()}, file)
+    code, out, err = analyze(runs, "--corruptions", "--severities", "1", "--json")
+    assert code == 0
+    assert err.count("note: no robustness: ") == 1
+    assert f"{file} " in err
+    summaries = [one for found in json.loads(out)["comparisons"] for one in found["methods"]]
+    assert all(one["robustness"] for one in summaries)
 
 
 def test_a_damaged_result(analyze: Call, runs: Path) -> None:

@@ -105,6 +105,8 @@ def test_the_same_config_gives_the_same_numbers_again(holdfast):
         (["run", "rot-mnist", "ER"], 2, "did you mean 'er'?"),
         (["run", "rot-mnist", "er", "--seed", "4", "--set", "seed=3"], 2, "--seed and --set seed=3 say the same"),
         (["run", "rot-mnist", "er", "--buffer-size", "9", "--set", "buffer_size=9"], 2, "--buffer-size and --set"),
+        (["run", "rot-mnist", "er", "--set", "lr=1", "--set", "lr = 2"], 2, "--set lr=1 and --set lr = 2 say the same"),
+        (["run", "mnist-360", "er", "--tasks", "3"], 2, "mnist-360 has 1 task here, not 3"),
         (["run", "rot-mnist", "er", "--seed", str(10**30)], 2, "seed must be a whole number between -2**63 and 2**63"),
         (["run", "rot-mnist", "dualnet", "--set", "slow_steps=1" + 20 * "0"], 2, "slow_steps must be a finite number"),
         (["run", "rot-mnist", "er", "--log", "tensorbord:x"], 2, "unknown logger 'tensorbord': did you mean"),

@@ -260,6 +260,72 @@ def test_settings_are_checked_when_used(settings, says):
         ReplayClassifier(**settings).fit(*rows())
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"optimizer": "adam"}, "optimizer must be a function or a class, not 'adam'"),
+        ({"loss": "mse"}, "loss must be a function or a class, not 'mse'"),
+        ({"class_weight": [1, 2, 3]}, r"class_weight must be a dict of weights by label, .* not \[1, 2, 3\]"),
+    ],
+)
+def test_settings_of_another_kind_are_told(settings, says):
+    with pytest.raises(hf.UsageError, match=says):
+        ReplayClassifier(**settings).fit(*rows())
+
+
+@pytest.mark.parametrize("outputs", [(1,), (4,), ()], ids=["one", "more", "none"])
+def test_a_network_must_have_an_output_for_each_class_or_target(outputs):
+    """A regressor's were broadcast, and it learned nothing; a classifier's left out probability."""
+
+    def make(shape, count):
+        last = nn.Linear(*shape, *outputs) if outputs else nn.Sequential(nn.Linear(*shape, 1), nn.Flatten(0))
+        return nn.Sequential(last)
+
+    x, y = rows()
+    targets = np.stack([x[:, 0], x[:, 1]], axis=1)
+    for kind, wanted, what in ((ReplayClassifier, y, "class"), (ReplayRegressor, targets, "target")):
+        made = kind(make, epochs=1)
+        with pytest.raises(hf.UsageError, match=f"one for each {what}. `model` is called"):
+            made.fit(x, wanted)
+        with pytest.raises(NotFittedError):
+            made.predict(x)
+
+
+def test_rate_and_weights_may_change_while_it_learns(tmp_path):
+    """The old rate went on, and a file had a rate that was not in force."""
+    x, y = rows()
+    made = ReplayClassifier(random_state=0, epochs=1).fit(x, y)
+    made.set_params(lr=0.25, alpha=2.0, beta=3.0)
+    made.partial_fit(x, y)
+    for one in (made, pickle.loads(pickle.dumps(made.set_params(lr=0.5, beta=4)))):
+        assert [group["lr"] for group in one.learner_.optimizer.param_groups] == [0.5]
+        assert (one.learner_.alpha, one.learner_.beta) == (2.0, 4)
+    made.save(tmp_path / "saved")
+    loaded = ReplayClassifier.load(tmp_path / "saved", lr=0.125)
+    assert [group["lr"] for group in loaded.learner_.optimizer.param_groups] == [0.125]
+    with pytest.raises(hf.UsageError, match="lr must be a finite number"):
+        made.set_params(lr=-1.0).partial_fit(x, y)
+
+
+def test_other_settings_may_not(tmp_path):
+    """`partial_fit` ignored them, and what was saved or pickled with them could not be loaded."""
+    x, y = rows()
+    made = ReplayClassifier(random_state=0, epochs=1).fit(x, y)
+    made.set_params(buffer_size=7, clip=1.0, epochs=2, batch_size=8)
+    for use in (lambda: made.partial_fit(x, y), lambda: made.save(tmp_path / "saved"), lambda: pickle.dumps(made)):
+        with pytest.raises(hf.UsageError, match="buffer_size, clip cannot change after the first samples"):
+            use()
+    made.set_params(buffer_size=500, clip=None).partial_fit(x, y).save(tmp_path / "saved")
+    assert ReplayClassifier.load(tmp_path / "saved").batch_size == 8
+    assert made.set_params(buffer_size=7).fit(x, y).learner_.buffer.capacity == 7
+
+
+def test_a_setting_that_does_not_exist_is_told_at_loading(tmp_path):
+    ReplayClassifier(epochs=1).fit(*rows()).save(tmp_path / "saved")
+    with pytest.raises(hf.UsageError, match="unknown setting of ReplayClassifier 'alfa': did you mean 'alpha'"):
+        ReplayClassifier.load(tmp_path / "saved", alfa=1.0)
+
+
 def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)

@@ -301,6 +301,9 @@ def test_a_folder_of_results_is_not_a_result(holdfast, finished):
     code, _, err = holdfast("export", str(finished.parent))
     assert code == 2
     assert f"is a folder of results (1): give one of them, for instance {finished}" in err
+    code, _, err = holdfast("export", str(finished / "result.json"))
+    assert code == 2
+    assert f"is a file; give the folder that a run was saved to, for instance {finished}." in err
 
 
 def test_by_default_the_file_is_named_after_the_run(holdfast, finished, tmp_path):

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import socket
 import struct
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -294,6 +296,22 @@ def test_a_logger_that_fails_later_is_a_warning_and_learning_goes_on(offline, ca
 def test_targets_are_checked(target, says):
     with pytest.raises(hf.UsageError, match=says):
         open_logger(target)
+
+
+def test_settings_of_any_kind_are_logged_as_text(offline):
+    """A path among them was said to be a fault of the place."""
+    pytest.importorskip("tensorboard")
+    with open_logger("tensorboard:logs", config={"data": Path("/data"), "loss": math.sqrt, "lr": 0.1}) as logger:
+        logger.log(0, {"loss": 1.0})
+    (file,) = offline.glob("logs/events*")
+    assert b'"data": "/data"' in file.read_bytes()
+
+
+def test_a_folder_that_mlflow_would_take_for_another_is_refused(offline):
+    """Of such a folder's name, a question mark ends the path in the address of a database."""
+    with pytest.raises(hf.UsageError, match=r"has % and \?, which mean something else .* Choose another place"):
+        open_logger("mlflow:what? 100%")
+    assert not list(offline.glob("what*"))
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow"])

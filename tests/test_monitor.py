@@ -289,6 +289,23 @@ def test_a_history_continues_where_it_was():
     assert at_later(80) == (Reading("old", 12, 80, 100, at_later(80)[0].ece, True), [])  # told before
 
 
+@pytest.mark.parametrize(
+    "damage", [{"steps": math.inf}, {"step": "two"}, {"score": "high"}, {"best": []}, {"ece": {}}, {"slice": ...}]
+)
+def test_a_damaged_history_is_refused_and_changes_nothing(damage):
+    """Some were taken, and ended the first measurement that followed."""
+    row = {"slice": "a", "step": 3, "score": 50.0, "best": None, "ece": None, "dropped": False}
+    values = {"steps": 7, "history": [{**row, **damage}]} | ({} if "steps" not in damage else damage)
+    if damage == {"slice": ...}:
+        del values["history"][0]["slice"]
+    monitor = hf.ForgettingMonitor(nn.Linear(2, 2))
+    monitor.add("a", torch.zeros(4, 2), torch.zeros(4).long())
+    before = monitor.to_dict()
+    with pytest.raises(hf.UsageError, match="not the history of a monitor"):
+        monitor.load_dict(values)
+    assert monitor.to_dict() == before
+
+
 def test_a_history_goes_into_a_checkpoint(tmp_path):
     model = nn.Linear(2, 2)
     learner = hf.ExperienceReplay(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=4)
@@ -370,6 +387,14 @@ def test_outputs_that_are_no_logits_ask_for_a_score():
 def test_settings_are_checked(options, says):
     with pytest.raises(hf.UsageError, match=says):
         hf.ForgettingMonitor(nn.Linear(2, 2), **options)
+
+
+def test_a_learner_is_no_model():
+    model = nn.Linear(2, 2)
+    learner = hf.ExperienceReplay(model, torch.optim.SGD(model.parameters(), lr=0.1), buffer_size=3)
+    with pytest.raises(hf.UsageError, match=r"not a ExperienceReplay. Of a learner, give learner.evaluated\(\)"):
+        hf.ForgettingMonitor(learner)
+    hf.ForgettingMonitor(learner.evaluated())
 
 
 def test_names_are_checked():

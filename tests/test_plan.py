@@ -46,6 +46,13 @@ def results(*configs, **measures) -> Results:
     return Results({each.config.fingerprint: each for each in stored})
 
 
+def test_an_unknown_measure_is_told_before_the_runs(experiment):
+    """It was told after them."""
+    cells = (*experiment.cells, replace(experiment.cells[0], metric="acuracy"))
+    with pytest.raises(UsageError, match="unknown measure 'acuracy': did you mean 'accuracy'"):
+        make_plan(replace(experiment, cells=cells), range(1), results())
+
+
 def test_what_is_there_and_what_is_missing(experiment):
     there = results(GREY, GREY.change(seed=7))
     plan = make_plan(experiment, range(2), there, jobs=2, device="cpu")

@@ -62,6 +62,8 @@ def test_ranges_are_replaced_added_and_left_out():
         (["lrr=1:2"], [], "lr"),
         ([], ["gamma"], "gamma is not tuned anyway; tuned are lr, alpha, beta"),
         ([], ["lr", "alpha", "beta"], "nothing is left to tune"),
+        (["lr=0.1:1", "lr=1:2"], [], "--over names lr twice"),
+        (["lr=0.1:1"], ["lr"], "lr cannot be left as it is .* and be tuned"),
     ],
 )
 def test_what_cannot_be_tuned_is_said(over, fixed, message):
@@ -280,6 +282,43 @@ def test_a_result_that_was_saved_and_not_noted_is_not_computed_again(tmp_path, p
     assert study.count("complete") == 4
 
 
+@pytest.mark.parametrize("name", ["what? 100%41 #1;a=b&c", "spaced out", "ü"])
+def test_a_folder_may_have_any_name(tmp_path, pretended, name):
+    """A question mark ended the path, and the database of every such study was one file beside the folder."""
+    (tmp_path / name).mkdir()
+    tune(BASE, SPACE, tmp_path / name, trials=2, runner=Pretend())
+    assert (tmp_path / name / "study.db").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert len(tune(BASE, SPACE, tmp_path / name, trials=3, runner=Pretend()).trials) == 3
+
+
+class Several(Pretend):
+    """Asks for all runs there are before the first one ends, as runners that carry out several at a time do."""
+
+    def __call__(self, configs, job, emit):
+        super().__call__(list(configs), job, emit)
+
+
+def test_values_that_are_drawn_again_before_their_run_ended_end_with_it(tmp_path, pretended):
+    """Their trials were "under way" for ever, and the study ended with fewer trials than it should have."""
+    runner, heard = Several(), []
+    narrow = (Range("lr", 0.1, 0.1004),)
+    study = tune(BASE, narrow, tmp_path, trials=5, runner=runner, watch=lambda trial, _: heard.append(trial))
+    assert runner.asked == [BASE]
+    assert study.count("complete") == 5
+    assert {trial.accuracy for trial in study.trials} == {70.0}
+    assert {trial.number for trial in heard if trial.state == "complete"} == set(range(5))
+    assert list((tmp_path / ".leases").iterdir()) == []
+
+
+def test_values_that_are_drawn_again_fail_with_their_run(tmp_path, pretended):
+    def runner(configs, job, emit):
+        failing(HoldfastError("no data"))(list(configs), job, emit)
+
+    study = tune(BASE, (Range("lr", 0.1, 0.1004),), tmp_path, trials=4, runner=runner)
+    assert [trial.error for trial in study.trials] == ["no data"] * 4
+
+
 def failing(error):
     """A runner of which every run fails."""
 
@@ -428,6 +467,7 @@ def test_the_command(tmp_path, optuna, monkeypatch):
         ([*SMALL, "--validation", "1"], "must be a share of less than 1"),
         ([*SMALL, "--set", "validation=0"], "needs a validation split"),
         ([*SMALL, "--validation", "0.1", "--set", "validation=0.2"], "say the same setting"),
+        ([*SMALL, "--set", "validation=0.1", "--set", "validation=0.2"], "say the same setting"),
         ([*SMALL, "--over", "x=1:2"], "unknown number"),
         (["rot-mnist", "derpp", "--over", "x=1:2"], "unknown number"),  # another name of a method is no unknown method
         (["rot-mnist", "drpp"], "unknown method"),

@@ -22,8 +22,10 @@ from holdfast.evaluation import predict
 from holdfast.export import Exported, export
 from holdfast.learners import ConsistencyReplay, ExperienceReplay, Learner, Sgd
 from holdfast.learners.losses import Loss
+from holdfast.learners.options import check_weights
 from holdfast.models import MODELS, group_batchnorm
 from holdfast.nested import Nested, transform
+from holdfast.registry import unknown_name
 from holdfast.regularizers import REGULARIZERS, Regularizer, compares, kind_of, name_of
 from holdfast.rng import generator, own_generators, restore, seeded_globally, swapped_globally
 
@@ -64,6 +66,12 @@ class _Labelled(Learner):
 _LEARNERS: dict[type[Learner], Any] = {
     kind: type(kind.__name__, (_Labelled, kind), {}) for kind in (Sgd, ExperienceReplay, ConsistencyReplay)
 }
+
+
+_READ_ANEW = ("batch_size", "epochs", "class_weight", "random_state")
+"""Settings that each call reads itself, or that count from the next `fit` on."""
+_CHANGEABLE = ("lr", "alpha", "beta")
+"""Settings of the learner that may change while it learns."""
 
 
 def _joined_signature(own: Callable[..., None], shared: Callable[..., None]) -> Signature:
@@ -133,6 +141,8 @@ class _ReplayEstimator(BaseEstimator):
         `parameters` are settings that replace the saved ones. A `model` that was given as a function, like any other
         setting that is no number or text, must be given again.
         """
+        for name in parameters.keys() - set(cls._get_param_names()):
+            raise unknown_name(f"setting of {cls.__name__}", name, cls._get_param_names())
         saved = checkpoint.read(Path(path), cls.__name__).state
         try:
             if missing := [f"{name}=..." for name in saved["again"] if name not in parameters]:
@@ -142,6 +152,8 @@ class _ReplayEstimator(BaseEstimator):
                 )
             made = cls(**{**saved["parameters"], **parameters})
             made.__setstate__({name: _unpacked(value) for name, value in saved["fitted"].items()})
+            if "lr" in parameters:
+                made._set_rate()  # that of the file is among the optimiser's own numbers
             if isinstance(made, ClassifierMixin) and not np.array_equal(made.classes_, np.sort(made.learner_.labels)):
                 raise ValueError("its labels contradict each other")  # a forged file may say anything
         except HoldfastError:
@@ -182,11 +194,50 @@ class _ReplayEstimator(BaseEstimator):
             raise UsageError(
                 f"{self.storage} holds samples of an estimator that was saved. Load that one, or use an empty folder."
             )
+        self._check_outputs(x[:1])
+
+    def _check_outputs(self, x: Tensor) -> None:
+        """Raise unless the network gives as many outputs as it should: others would be broadcast, or left out."""
+        module = self.module_
+        network = module.network if isinstance(module, _ScaledBack) else module  # whose own arithmetic broadcasts
+        try:
+            found = tuple(predict(network, x.to(self.learner_.device), nn.Identity()).shape[1:])
+        except Exception:
+            return  # the first step says what is wrong
+        if found != (self._outputs,):
+            del self.learner_
+            what = "class" if isinstance(self, ClassifierMixin) else "target"
+            raise UsageError(
+                f"the network gives outputs of shape {found} for a sample; it must be ({self._outputs},), one for each "
+                f"{what}. `model` is called with the shape of a sample and the number of outputs."
+            )
 
     def _build(self) -> None:
         self.learner_ = self._learner()
+        self._made = {name: getattr(self, name) for name in self._get_param_names() if name not in _READ_ANEW}
         # Layers such as dropout draw from PyTorch's global generators. These replace them while it learns.
         self._random = own_generators(self._seed, "network", self.learner_.device)
+
+    def _adopt_settings(self) -> None:
+        """Let settings count that were changed since the learner was made; raise for those that cannot."""
+        made, now = self._made, {name: getattr(self, name) for name in self._made}
+        changed = [name for name in made if made[name] is not now[name] and made[name] != now[name]]
+        if fixed := [name for name in changed if name not in _CHANGEABLE]:
+            raise UsageError(
+                f"{', '.join(fixed)} cannot change after the first samples were learned: set the old value again, or "
+                f"call fit, which starts anew. {', '.join(_CHANGEABLE)} can change."
+            )
+        for name in changed:
+            check_weights(**{name: now[name]})
+            if name == "lr":
+                self._set_rate()
+            else:
+                setattr(self.learner_, name, now[name])
+        self._made = now
+
+    def _set_rate(self) -> None:
+        for group in self.learner_.optimizer.param_groups:
+            group["lr"] = self.lr
 
     def _network(self) -> nn.Module:
         make = MODELS[self.model] if isinstance(self.model, str) else self.model
@@ -194,6 +245,9 @@ class _ReplayEstimator(BaseEstimator):
             return group_batchnorm(make(self._shape, self._outputs))
 
     def _learner(self) -> Any:
+        for name in ("optimizer", "loss", "augment"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise UsageError(f"{name} must be a function or a class, not {given!r}.")
         network = self._network().to(self.device)
         optimizer = (self.optimizer or torch.optim.Adam)(network.parameters(), lr=self.lr)
         options: dict[str, Any] = {"clip": self.clip, "augment": self.augment, "head": getattr(self, "head", None)}
@@ -260,6 +314,8 @@ class _ReplayEstimator(BaseEstimator):
         """For pickle and joblib: the learner as its state_dict."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "learner_" in state:
+            self._adopt_settings()  # else they would contradict the learner
+            del state["_made"]
             with swapped_globally(state.pop("_random")):  # their states belong to the state of a learner
                 state["learner_"] = state["learner_"].state_dict()
             state["_order"] = self._order.get_state()
@@ -299,6 +355,8 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
     - `device`: where the network computes. Default: "cpu".
     - `random_state`: decides everything random, dropout included. PyTorch's global generators stay as they are, and
       belong to the whole process: estimators in threads take turns. Fit in parallel processes, joblib's default.
+
+    `lr`, `alpha` and `beta` may change while it learns: `set_params(lr=...)` counts from the next call on.
 
     Attributes after fitting: `classes_` (sorted), `output_classes_` (the labels in the order of the network's outputs,
     which is that of their arrival), `n_features_in_`, `learner_` (the Holdfast learner), `module_` (its network).
@@ -354,6 +412,8 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         first: bool,
         epochs: int,
     ) -> Self:
+        if not first:
+            self._adopt_settings()
         samples, labels = validate_data(self, X, y, dtype=np.float32, reset=first, allow_nd=True)
         check_classification_targets(labels)
         x = _tensor(samples)
@@ -393,6 +453,10 @@ class ReplayClassifier(ClassifierMixin, _ReplayEstimator):
         weight = self._weights(x, given, first=first)
         if weight is None or self.class_weight is None:
             return weight
+        if not isinstance(self.class_weight, str | Mapping):
+            raise UsageError(
+                f"class_weight must be a dict of weights by label, or 'balanced', not {self.class_weight!r}."
+            )
         if isinstance(self.class_weight, str):
             by_class = compute_sample_weight(self.class_weight, labels)
         else:  # scikit-learn would refuse weights of labels that are still to come
@@ -429,6 +493,8 @@ class ReplayRegressor(RegressorMixin, _ReplayEstimator):
         return answers[:, 0] if self._flat else answers
 
     def _continue(self, X: ArrayLike, y: ArrayLike, given: ArrayLike | None, *, first: bool, epochs: int) -> Self:
+        if not first:
+            self._adopt_settings()
         x, targets = self._samples(X, y, first=first)
         weight = self._weights(x, given, first=first)
         if first:

@@ -161,7 +161,9 @@ class TensorBoard(_Friend):
             raise UsageError("TensorBoard has no run_id: the same folder and name continue a run.")
         self._writer = SummaryWriter(str(Path(where) / name))
         if config:
-            text = "    " + json.dumps(config, indent=1).replace("\n", "\n    ")  # shown as a block of code
+            text = "    " + json.dumps(config, indent=1, default=str).replace(
+                "\n", "\n    "
+            )  # shown as a block of code
             self._writer.add_text("config", text)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
@@ -206,6 +208,12 @@ class MLflow(_Friend):
 
     def _open(self, where: str, name: str, config: dict[str, Any]) -> None:
         local = "://" not in where
+        folder = Path(where).resolve()
+        if local and (odd := set("?%#").intersection(str(folder))):
+            raise UsageError(
+                f"the name of the folder {folder} has {' and '.join(sorted(odd))}, which mean something else in the "
+                f"address of MLflow's database. {self.advice}"
+            )
         if local:
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow reports its use by default
         from mlflow import MlflowClient
@@ -214,7 +222,6 @@ class MLflow(_Friend):
         self._metric = Metric
         if local:
             Path(where).mkdir(parents=True, exist_ok=True)
-        folder = Path(where).resolve()
         self._client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}" if local else where)
         found = self._client.get_experiment_by_name("holdfast")
         artifacts = (folder / "artifacts").as_uri() if local else None
@@ -224,7 +231,7 @@ class MLflow(_Friend):
         else:
             self._client.update_run(self.run_id, status="RUNNING")
         known = self._client.get_run(self.run_id).data.params  # MLflow refuses to change a setting
-        params = [Param(key, json.dumps(value)) for key, value in config.items() if key not in known]
+        params = [Param(key, json.dumps(value, default=str)) for key, value in config.items() if key not in known]
         self._client.log_batch(self.run_id, params=params)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:

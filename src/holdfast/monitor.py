@@ -89,6 +89,11 @@ class ForgettingMonitor:
         batch_size: int = 500,
         bins: int = 15,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"a monitor watches a torch module, not a {type(model).__name__}. Of a learner, give "
+                "learner.evaluated(); of an estimator, clf.module_."
+            )
         _check_drop(drop)
         for name, number in (("every", every), ("batch_size", batch_size), ("bins", bins)):
             if number < 1:
@@ -165,7 +170,7 @@ class ForgettingMonitor:
         try:
             history = [_reading(row) for row in values["history"]]
             steps = int(values["steps"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"this is not the history of a monitor: {error!r}. Give what to_dict returned.") from error
         known = {reading.slice for reading in history}
         # A slice that the history does not know starts from the reading it has.
@@ -322,7 +327,8 @@ def _reading(row: Mapping[str, Any]) -> Reading:
     """The reading behind a row of `rows`."""
     values: dict[str, Any] = {field.name: row[field.name] for field in fields(Reading)}
     for name in ("score", "best"):
-        values[name] = math.nan if values[name] is None else values[name]
+        values[name] = math.nan if values[name] is None else float(values[name])
+    values["step"], values["ece"] = int(values["step"]), None if values["ece"] is None else float(values["ece"])
     return Reading(**values)
 
 

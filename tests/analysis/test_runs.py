@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast import results
 from holdfast.analysis import PublishedCorruptions, calibration, corrupt, recency, robustness
 from holdfast.analysis.findings import summarize
-from holdfast.analysis.runs import analyze_run, exam_images, find_runs, rerun_command, with_robustness
+from holdfast.analysis.runs import analyze_run, exam_images, final_model, find_runs, rerun_command, with_robustness
 from holdfast.benchmarks import BENCHMARKS, Benchmark, Task
 from holdfast.config import RunConfig
 from holdfast.data import Dataset, ImageSet
@@ -236,9 +236,13 @@ def test_weights_of_another_model_are_told(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     weights = load_file(folder / results.WEIGHTS)
     save_file({**weights, "classifier.weight": torch.zeros(3, 100)}, folder / results.WEIGHTS)
+    analysis = analyze_run(folder)
     with pytest.raises(DataError, match="does not fit the model") as caught:
-        with_robustness([analyze_run(folder)], tmp_path)
+        final_model(folder, analysis.config, results.read_tensors(folder, results.WEIGHTS), tmp_path)
     assert "\n" not in str(caught.value)
+    (evaluated,) = with_robustness([analysis], tmp_path)
+    assert evaluated.robustness is None
+    assert evaluated.notes == (f"no robustness: {caught.value}",)
 
 
 def test_grey_images_leave_out_saturate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from holdfast.augment import CropFlip
 from holdfast.benchmarks import BENCHMARKS, make_benchmark, required_data
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
+from holdfast.workload import SHAPES
 
 NOWHERE = Path("nowhere")
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
@@ -118,7 +119,7 @@ def test_test_labels_out_of_range_are_refused(replace_data, monkeypatch):
         return replace(BENCHMARKS["seq-cifar10"](config, root), classes=9)
 
     monkeypatch.setitem(BENCHMARKS._entries, "broken", broken)
-    with pytest.raises(UsageError, match=r"test labels of task 4 lie outside 0\.\.8: 8\.\.9"):
+    with pytest.raises(UsageError, match=r"labels of the test set of task 5 lie outside 0\.\.8: 8\.\.9"):
         make_benchmark(config("broken"), NOWHERE)
 
 
@@ -194,7 +195,7 @@ def test_validation_needs_samples_and_a_stream_without_an_order_of_its_own(repla
     ],
 )
 def test_the_data_a_benchmark_needs_is_known_before_it_is_made(name, datasets, replace_data):
-    asked = replace_data(small_dataset(10, (1, 28, 28), train=30))
+    asked = replace_data(small_dataset(10, SHAPES[name][0], train=30))
     assert required_data(name) == datasets
     make_benchmark(config(name), NOWHERE)
     assert tuple(asked) == datasets
@@ -209,5 +210,5 @@ def test_a_benchmark_that_does_not_say_what_it_needs(monkeypatch):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_only_a_stream_without_boundaries_hides_them(name, replace_data):
-    replace_data(small_dataset(10, (1, 28, 28), train=30))
+    replace_data(small_dataset(10, SHAPES[name][0], train=30))
     assert make_benchmark(config(name), NOWHERE).boundaries is (name != "mnist-360")

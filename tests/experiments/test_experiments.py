@@ -136,10 +136,15 @@ def test_names():
     with pytest.raises(UsageError, match="did you mean 'table1'"):
         EXPERIMENTS["tabel1"]
     with pytest.raises(UsageError, match="registered already"):
-        register(Experiment("table1", "again", "nowhere", "nothing.", ()))
+        register(Experiment("table1", "again", "nowhere", "nothing.", EXPERIMENTS["table1"].cells))
 
 
 def test_a_figure_that_nobody_draws_is_refused():
     """A slip of the finger was drawn as differences."""
     with pytest.raises(UsageError, match="did you mean 'lines'"):
         Experiment("typo", "Typo", "nowhere", "Nothing.", (), figure="linse")
+
+
+def test_an_experiment_without_cells_is_refused():
+    with pytest.raises(UsageError, match="the experiment bare has no cells"):
+        register(Experiment("bare", "Bare", "nowhere", "Nothing.", ()))

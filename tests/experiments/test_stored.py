@@ -271,6 +271,19 @@ def test_robustness_of_a_result_kept_without_weights(out, store, tmp_path):
     assert measure_robustness(stored, device="cpu") == {}
 
 
+def test_damaged_weights_are_named_and_count_as_missing(out, store):
+    """They ended `reproduce` before it could show its table; so did damaged logits, which robustness does not need."""
+    folder = store(CONFIG, logits=LOGITS)
+    for name in ("logits.safetensors", "weights.safetensors"):
+        (folder / name).write_bytes(b"half")
+    results = load_results(out)
+    (stored,) = results
+    assert measure_robustness(stored, device="cpu") == {}
+    (skipped,) = results.skipped
+    assert skipped.path == folder / "weights.safetensors"
+    assert "weights.safetensors is not readable" in skipped.reason
+
+
 def test_damaged_measures(out, store):
     (store(CONFIG) / "measures.json").write_text("{")
     (stored,) = load_results(out)

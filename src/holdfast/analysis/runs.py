@@ -151,9 +151,11 @@ def with_robustness(
 
     Where corruptions of a benchmark's test images are published and lie in `root`, those are used; everything else is
     generated. Grey images leave out the corruptions that need colour. Runs tested on the same images share the
-    corrupted ones, also with other calls that are given the same `made`. A run without weights comes back with a note
-    that says how to get them. `progress` is called after each evaluation, with counts over all runs.
+    corrupted ones, also with other calls that are given the same `made`. A run whose weights are missing or damaged
+    comes back with a note that says so. `progress` is called after each evaluation, with counts over all runs.
     """
+    for run in runs:
+        _check_registered(run.config, run.folder)  # now, and not after the evaluation of the runs before it
     total = sum((run.folder / results.WEIGHTS).exists() for run in runs)
     done = itertools.count(1)
 
@@ -164,26 +166,41 @@ def with_robustness(
     options = {"severities": severities, "progress": advance, "made": made or CorruptedImages()}
     found = []
     for run in runs:
-        if weights := results.read_tensors(run.folder, results.WEIGHTS):
-            evaluated = _evaluate(run, weights, root, device, corruptions, **options)
-            found.append(replace(run, robustness=evaluated))
+        readable = _readable_model(run, root)
+        if isinstance(readable, str):
+            found.append(replace(run, notes=(*run.notes, readable)))
         else:
-            again = rerun_command(run.config, run.folder)
-            note = f"{run.folder} has no weights: no robustness. To get them: {again}"
-            found.append(replace(run, notes=(*run.notes, note)))
+            evaluated = _evaluate(run, readable, root, device, corruptions, **options)
+            found.append(replace(run, robustness=evaluated))
     return found
+
+
+def _readable_model(run: RunAnalysis, root: Path) -> tuple[nn.Module, Benchmark] | str:
+    """What `final_model` gives for the run, or why there is no such model."""
+    try:
+        weights = results.read_tensors(run.folder, results.WEIGHTS)
+    except HoldfastError as error:
+        return f"no robustness: {error}"
+    if not weights:
+        again = rerun_command(run.config, run.folder)
+        return f"{run.folder} has no weights: no robustness. To get them: {again}"
+    benchmark = make_benchmark(run.config, root)
+    try:
+        return _network(run.folder, run.config, weights, benchmark), benchmark
+    except DataError as error:
+        return f"no robustness: {error}"
 
 
 def _evaluate(
     run: RunAnalysis,
-    weights: Mapping[str, Tensor],
+    final: tuple[nn.Module, Benchmark],
     root: Path,
     device: torch.device | str,
     corruptions: Iterable[str],
     **options: Any,
 ) -> Robustness:
     """What `robustness` says of a run's final model."""
-    model, benchmark = final_model(run.folder, run.config, weights, root)
+    model, benchmark = final
     classify = partial(predict, model.to(device), view=benchmark.normalize, precision=run.config.precision)
     images, labels = exam_images(benchmark)
     grey = images.ndim == 4 and images.shape[1] == 1
@@ -198,8 +215,12 @@ def final_model(
     """The network that a run ended with, and its benchmark, whose data comes from the data root `root`."""
     _check_registered(config, folder)
     benchmark = make_benchmark(config, root)
-    model = build_model(config, benchmark)
-    model = learner_of(config.method).wrap(model, **dict(config.settings))
+    return _network(folder, config, weights, benchmark), benchmark
+
+
+def _network(folder: Path, config: RunConfig, weights: Mapping[str, Tensor], benchmark: Benchmark) -> nn.Module:
+    """The network that a run on the benchmark ended with; a DataError if the weights are of another one."""
+    model: nn.Module = learner_of(config.method).wrap(build_model(config, benchmark), **dict(config.settings))
     try:
         model.load_state_dict(dict(weights))
     except RuntimeError as error:
@@ -208,4 +229,4 @@ def final_model(
             f"{folder / results.WEIGHTS} does not fit the model of its run ({reason}). "
             f"To make it again: {rerun_command(config, folder)}"
         ) from error
-    return model, benchmark
+    return model

@@ -104,20 +104,21 @@ def _load(name: str, root: Path, device: torch.device) -> Dataset:
 
 
 def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) -> Benchmark:
-    """The benchmark of a run, its data on `device`, with `train_limit` and `validation` applied and labels checked."""
+    """The benchmark of a run, its data on `device`, with `train_limit` and `validation` applied and images checked."""
     token = _device.set(device)
     try:
-        benchmark: Benchmark = BENCHMARKS[config.benchmark](config, root)
+        benchmark: object = BENCHMARKS[config.benchmark](config, root)
     finally:
         _device.reset(token)
-    tasks = benchmark.tasks
-    if config.tasks is not None and len(tasks) != config.tasks:
-        raise UsageError(f"{config.benchmark} has {len(tasks)} tasks here, not {config.tasks}.")
-    for number, task in enumerate(tasks):
-        labels, last = task.test.labels, benchmark.classes - 1
-        if len(labels) and (labels.min() < 0 or labels.max() > last):
-            found = f"{int(labels.min())}..{int(labels.max())}"
-            raise UsageError(f"test labels of task {number} lie outside 0..{last}: {found}.")
+    if not isinstance(benchmark, Benchmark):
+        found = type(benchmark).__name__
+        raise UsageError(f"the function of the benchmark {config.benchmark} must return a Benchmark, not a {found}.")
+    if not benchmark.tasks:
+        raise UsageError(f"{config.benchmark} has no tasks; it needs one at least.")
+    if config.tasks is not None and len(benchmark.tasks) != config.tasks:
+        there = len(benchmark.tasks)
+        raise UsageError(f"{config.benchmark} has {there} task{'s' * (there != 1)} here, not {config.tasks}.")
+    tasks = tuple(_checked(task, benchmark, number) for number, task in enumerate(benchmark.tasks, start=1))
     if config.train_limit is not None:
         tasks = tuple(_with_fewer(task, config.train_limit) for task in tasks)
     if config.validation:
@@ -125,6 +126,39 @@ def make_benchmark(config: RunConfig, root: Path, device: torch.device = CPU) ->
             raise UsageError(f"{config.benchmark} is one ordered stream: no part of it can be taken for validation.")
         tasks = tuple(_validated(task, config.validation) for task in tasks)
     return replace(benchmark, tasks=tasks)
+
+
+def _checked(task: Task, benchmark: Benchmark, number: int) -> Task:
+    """The task, its test set checked now, and its training set when it is made."""
+    _check_images(task.test, benchmark, f"the test set of task {number}")
+
+    def train() -> ImageSet:
+        made = task.train()
+        _check_images(made, benchmark, f"the training set of task {number}")
+        return made
+
+    return replace(task, train=train)
+
+
+def _check_images(found: ImageSet, benchmark: Benchmark, what: str) -> None:
+    """Raise unless a network of this benchmark can learn from these images, or be tested on them."""
+    images, labels = found
+    if not len(labels) or labels.shape != images.shape[:1]:
+        shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
+        raise UsageError(f"{what} must have images, and a label for each; images and labels have the shapes {shapes}.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise UsageError(f"{what} must have whole numbers as labels, such as torch.int64, not {labels.dtype}.")
+    if labels.min() < 0 or labels.max() >= benchmark.classes:
+        lie = f"{int(labels.min())}..{int(labels.max())}"
+        raise UsageError(f"labels of {what} lie outside 0..{benchmark.classes - 1}: {lie}.")
+    shown = benchmark.normalize(images[:1].clone())  # a view may work in place
+    shape, expected = tuple(shown.shape[1:]), tuple(benchmark.shape)
+    if shape != expected:
+        raise UsageError(
+            f"{what} has images of shape {shape} for the network, but the benchmark's shape is {expected}."
+        )
+    if shown.is_floating_point() and shown.dtype != torch.float32:
+        raise UsageError(f"{what} has {shown.dtype} for the network, which takes torch.float32; give images as bytes.")
 
 
 def _with_fewer(task: Task, limit: int) -> Task:

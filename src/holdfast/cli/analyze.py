@@ -23,6 +23,7 @@ from holdfast.report.analyses import TRANSFERS, write_analysis_figures
 from holdfast.report.draw.analyses import save_contact_sheet
 
 UNLIKE = "not every method has the same seeds, so that differences of a point or two may be chance."
+MOST_BINS = 10_000  # as many as a test set has images; each has a row in analysis.json and in the figures
 MOST_COLUMNS = 10  # tasks in a table; the numbers of the figures have them all
 
 
@@ -40,7 +41,7 @@ def analyze_command(
     severities: Annotated[
         str | None, typer.Option(help="Severities of the corruptions, e.g. 1,3,5. Default: all five.")
     ] = None,
-    bins: Annotated[int, typer.Option(help="Bins of confidence for calibration.", min=1)] = 15,
+    bins: Annotated[int, typer.Option(help="Bins of confidence for calibration.", min=1, max=MOST_BINS)] = 15,
     sheet: Annotated[bool, typer.Option("--contact-sheet", help="Also draw two images with every corruption.")] = False,
     device: Device = "auto",
     plugin: Plugins = None,

@@ -78,6 +78,8 @@ def export_command(
 
 def _read(run: Path) -> tuple[RunResult, dict[str, Tensor]]:
     """The result in the folder `run` and its weights; raises if there are none."""
+    if run.is_file():
+        raise UsageError(f"{run} is a file; give the folder that a run was saved to, for instance {run.parent}.")
     inside = [] if (run / results.RESULT).exists() else [file.parent for file in run.glob(f"[!.]*/{results.RESULT}")]
     if inside:
         raise UsageError(f"{run} is a folder of results ({len(inside)}): give one of them, for instance {min(inside)}.")

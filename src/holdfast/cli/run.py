@@ -125,14 +125,18 @@ def _announce(config: RunConfig, target: torch.device, state: Path, resume: bool
 
 
 def make_config(benchmark: str, method: str, given: dict[str, Any], settings: list[str]) -> RunConfig:
-    """The preset, changed by the options that are not None and by --set; a setting that both name is refused."""
+    """The preset, changed by the options that are not None and by --set; a setting that is named twice is refused."""
     BENCHMARKS[benchmark]  # an unknown name raises an error
     if canonical(method) not in method_names():
         raise unknown_name("method", method, method_names())
     given = {name: value for name, value in given.items() if value is not None}
+    named: dict[str, str] = {}
     for setting in settings:
-        if (key := setting.partition("=")[0].strip()) in given:
-            raise UsageError(f"--{key.replace('_', '-')} and --set {setting} say the same setting: give one of them.")
+        key = setting.partition("=")[0].strip()
+        first = f"--{key.replace('_', '-')}" if key in given else named.get(key)
+        if first is not None:
+            raise UsageError(f"{first} and --set {setting} say the same setting: give one of them.")
+        named[key] = f"--set {setting}"
     preset = RunConfig.preset(benchmark, method, **{"buffer_size": 200, "seed": 0, **given})
     config = preset.parse(settings, settings_for(preset))
     if "buffer_size" in given and config.buffer_size is None:

@@ -30,6 +30,7 @@ from holdfast.display import Lines, output, table, tell
 from holdfast.errors import HoldfastError
 from holdfast.report.draw.canvas import save_figure
 from holdfast.report.draw.tuning import draw_study
+from holdfast.report.text import count
 from holdfast.tuning import Study, Trial, Watch, import_optuna, preset_text, search_space, tune
 
 VALIDATION = "validation=0.1"
@@ -75,8 +76,8 @@ def tune_command(
     import_optuna()
     import_plugins(plugin)
     given = {"buffer_size": buffer_size, "seed": seed, "tasks": tasks, "epochs": epochs, "validation": validation}
-    usual = [VALIDATION] if validation is None else []  # comes first: one of --set replaces it
-    config = make_config(benchmark, method, given, [*usual, *(set_ or [])])
+    said = validation is not None or any(each.partition("=")[0].strip() == "validation" for each in set_ or [])
+    config = make_config(benchmark, method, given, [*(set_ or []), *([] if said else [VALIDATION])])
     space = search_space(config, over or [], fix or [])
     place: dict[str, Any] = {"jobs": jobs, "device": device, "data": data, "plugins": plugin or []}
     with _screen(trials) as watch:
@@ -133,8 +134,8 @@ def _conclude(study: Study, out: Path, wanted: int, as_json: bool) -> None:
     elif study.complete:
         output.print(_summary(study))
     further = {"failed": counts["failed"], "under way": counts["running"], "left": wanted - sum(counts.values())}
-    parts = [f"{counts['complete']} trials complete", f"{counts['pruned']} stopped early"]
-    parts += [f"{count} {what}" for what, count in further.items() if count > 0]
+    parts = [f"{count(counts['complete'], 'trial')} complete", f"{counts['pruned']} stopped early"]
+    parts += [f"{number} {what}" for what, number in further.items() if number > 0]
     tell(", ".join(parts) + ("; the same command continues" if study.interrupted else ""))
     if study.interrupted:
         raise typer.Exit(130)

@@ -132,6 +132,8 @@ EXPERIMENTS: Registry[Experiment] = Registry("experiment")
 
 def register(experiment: Experiment) -> Experiment:
     """File an experiment under its name."""
+    if not experiment.cells:
+        raise UsageError(f"the experiment {experiment.name} has no cells; it needs one at least.")
     return EXPERIMENTS.register(experiment.name, f"{experiment.title} ({experiment.source})")(experiment)
 
 

@@ -8,14 +8,14 @@ from operator import attrgetter
 from pathlib import Path
 
 from holdfast.analysis import CATEGORIES, SEVERITIES, CorruptedImages, Robustness
-from holdfast.analysis.runs import analyze_run, with_robustness
+from holdfast.analysis.runs import RunAnalysis, with_robustness
 from holdfast.config import RunConfig
 from holdfast.data import data_root
 from holdfast.devices import choose_device
 from holdfast.experiments.base import Experiment
 from holdfast.experiments.stored import Results, Stored
 from holdfast.registry import Registry
-from holdfast.results import FROM_MATRICES
+from holdfast.results import FROM_MATRICES, WEIGHTS
 
 __all__ = ["BY_CATEGORY", "MEASURES", "ROBUSTNESS", "Measure", "add_robustness", "condensed", "measure_robustness"]
 __all__ += ["measure_missing", "unmeasured"]
@@ -113,15 +113,20 @@ def measure_robustness(
     """The measures in ROBUSTNESS of one run, in percent; stored beside its result, so that they are computed once.
 
     The published CIFAR-10-C is used where it lies in the data root, else the corruptions are generated; calls that are
-    given the same `made` share those. Empty where there are no weights.
+    given the same `made` share those. Empty where there are no weights, or where they are damaged, which is noted.
     """
     if all(name in stored.measures for name in ROBUSTNESS):
         return {name: stored.measures[name] for name in ROBUSTNESS}
     stored.check()
     if stored.folder is None:
         return {}
-    (run,) = with_robustness([analyze_run(stored.folder)], data_root(data), device=choose_device(device), made=made)
-    return {} if run.robustness is None else add_robustness(stored, run.robustness)
+    bare = RunAnalysis(stored.folder, stored.result, None, None)  # its logits are not needed, and may be damaged
+    (run,) = with_robustness([bare], data_root(data), device=choose_device(device), made=made)
+    if run.robustness is not None:
+        return add_robustness(stored, run.robustness)
+    if (stored.folder / WEIGHTS).exists():
+        stored.note(WEIGHTS, run.notes[-1])  # they are damaged
+    return {}
 
 
 def add_robustness(stored: Stored, found: Robustness) -> dict[str, float]:

@@ -74,7 +74,7 @@ class Stored:
         try:
             return analyze_run(self.path.parent) if self.has_logits else None
         except HoldfastError as error:
-            self._note(results.LOGITS, error)
+            self.note(results.LOGITS, error)
         return None
 
     @cached_property
@@ -86,10 +86,11 @@ class Stored:
                 return {**self.embedded, **validated(dict[str, float], read_json(beside), "measures")}
             except (OSError, ValueError) as error:
                 told = f"{beside} is not readable: {error}. Remove it to have it computed again."
-                self._note(MEASURES_FILE, told)
+                self.note(MEASURES_FILE, told)
         return dict(self.embedded)
 
-    def _note(self, name: str, reason: object) -> None:
+    def note(self, name: str, reason: object) -> None:
+        """Say that the file `name` beside the result is unreadable, and why."""
         self.damage.append(Skipped.made(self.path.with_name(name), reason))
 
     def check(self) -> None:

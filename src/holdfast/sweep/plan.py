@@ -11,7 +11,7 @@ from holdfast.benchmarks import required_data
 from holdfast.config import RunConfig
 from holdfast.devices import choose_device, lacks_bfloat16
 from holdfast.errors import DataError, HoldfastError
-from holdfast.experiments import Experiment, Results
+from holdfast.experiments import MEASURES, Experiment, Results
 from holdfast.experiments.measures import unmeasured
 from holdfast.sweep.forecast import Forecast, forecast
 from holdfast.sweep.processes import cores
@@ -97,6 +97,8 @@ def make_plan(
 
     Unless it is carried out `here`, other machines must have the data and a processor that suits.
     """
+    for cell in experiment.cells:
+        MEASURES[cell.metric]  # an unknown name raises an error now, and not when all runs are done
     configs = experiment.configs(seeds)
     missing = [config for config in configs if config not in there]
     readers = [*missing, *(stored.config for stored in unmeasured(experiment, configs, there))]

@@ -3,9 +3,11 @@
 A trial of Optuna's is an object of its own here, passed on as it is; `Database.read` makes a plain `Trial` of it.
 """
 
+import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -36,9 +38,9 @@ class Database:
         self._optuna = import_optuna()
         self._seed, self._space = config.seed, space
         self.name = _study_name(config, space)
-        storage = self._optuna.storages.RDBStorage(
-            f"sqlite:///{(folder / FILE).absolute()}", engine_kwargs={"connect_args": {"timeout": PATIENCE}}
-        )
+        # Not by an address: in one, a question mark in the folder's name would end the path.
+        connect = partial(sqlite3.connect, (folder / FILE).absolute(), timeout=PATIENCE, check_same_thread=False)
+        storage = self._optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
         self._study = self._optuna.create_study(
             storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
         )

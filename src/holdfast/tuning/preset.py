@@ -28,10 +28,11 @@ def _origin(study: Study, best: Trial, command: str) -> list[str]:
     """How the values were found, line by line."""
     config, made = study.config, study.best_result.environment if study.best_result else {}
     split = f"{100 * config.validation:g} % of the training samples"
+    complete = study.count("complete")
     preset = [f"With the preset's values: {study.preset.accuracy:.2f} %."] if study.preset else []
     return [
         command,
-        f"{study.count('complete')} trials complete, {study.count('pruned')} stopped early, "
+        f"{complete} trial{'s' * (complete != 1)} complete, {study.count('pruned')} stopped early, "
         f"{study.count('failed')} failed; trial {best.number} is the best.",
         f"Accuracy {best.accuracy:.2f} % on {split}, seed {config.seed}.",
         *preset,

@@ -53,12 +53,18 @@ def search_space(config: RunConfig, over: Iterable[str] = (), fixed: Iterable[st
 
     `over` has texts `name=low:high`, for these or for further numbers.
     """
-    given = {found.name: found for found in map(_parse_range, over)}
+    given: dict[str, Range] = {}
+    for found in map(_parse_range, over):
+        if found.name in given:
+            raise UsageError(f"--over names {found.name} twice: give one range for it.")
+        given[found.name] = found
     read = learner_of(config.method).arguments(config)
     usual = ["lr", *(name for name in ("alpha", "beta") if name in read)]
     left_out = set(fixed)
     for name in left_out - set(usual):
         raise UsageError(f"{name} is not tuned anyway; tuned are {', '.join(usual)} and what --over names.")
+    for name in sorted(left_out & given.keys()):
+        raise UsageError(f"{name} cannot be left as it is (--fix) and be tuned (--over) at once: give one of them.")
     space = [given.get(name) or _around(config, name) for name in usual if name not in left_out]
     space += [each for name, each in given.items() if name not in usual]
     if not space:

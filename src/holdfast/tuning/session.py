@@ -76,8 +76,11 @@ class _Session:
         self._config, self._database, self._out = config, database, out
         self._wanted, self._watch = wanted, watch
         self._leases = Leases(out)
-        self._running: dict[RunConfig, tuple[Any, Trial]] = {}
-        """The trial of each run: the database's own, and what was last read of it."""
+        self._running: dict[RunConfig, list[tuple[Any, Trial]]] = {}
+        """The trials of each run: the database's own, and what was last read of it.
+
+        There are several where the same values were drawn again before the run ended.
+        """
         self.failures: list[str] = []
         self._succeeded = False
 
@@ -96,11 +99,14 @@ class _Session:
                 yield config
 
     def _take(self, trial: Any) -> RunConfig | None:
-        """The run of a trial; None if another process carries it out, or if its result is there already."""
+        """The run of a trial; None if it is under way already, here or elsewhere, or if its result is there."""
         config = with_values(self._config, self._database.draw(trial))
+        if config in self._running:
+            self._running[config].append((trial, self._database.read(trial)))  # ends as the run does
+            return None
         if not self._leases.acquire(config):
             return None
-        self._running[config] = trial, self._database.read(trial)
+        self._running[config] = [(trial, self._database.read(trial))]
         if results.find(self._out, config) is None:
             return config
         self._end(Event("done", config, 1.0))  # its process was killed before it could tell the study
@@ -115,7 +121,8 @@ class _Session:
             self._end(event)
             return None
         behind = event.row is not None and self._is_behind(event.config, event.row, event.fraction)
-        self._watch(self._running[event.config][1], event.fraction)
+        for _, read in self._running[event.config]:
+            self._watch(read, event.fraction)
         return behind
 
     def _is_behind(self, config: RunConfig, row: Sequence[float], fraction: float) -> bool:
@@ -129,31 +136,35 @@ class _Session:
         return task >= FIRST_VERDICT and fraction < 1 and len(others) >= ENOUGH and fmean(row) < median(others)
 
     def _report(self, config: RunConfig, rows: Sequence[Sequence[float]]) -> None:
-        trial, _ = self._running[config]
-        self._database.report(trial, rows)
-        self._running[config] = trial, self._database.read(trial)
+        for number, (trial, _) in enumerate(self._running[config]):
+            self._database.report(trial, rows)
+            self._running[config][number] = trial, self._database.read(trial)
 
     def _end(self, event: Event) -> None:
         """Note how a run ended."""
-        trial, _ = self._running[event.config]
+        trials = [trial for trial, _ in self._running[event.config]]
         if event.kind == "done":
-            self._complete(event.config, trial)
+            self._complete(event.config, trials)
         elif event.kind == "abandoned" or event.diverged:  # values to avoid, not a failure of the study
-            self._database.prune(trial)
+            for trial in trials:
+                self._database.prune(trial)
         else:
             self.failures.append(event.error)
-            self._database.fail(trial, event.error)
+            for trial in trials:
+                self._database.fail(trial, event.error)
         del self._running[event.config]
-        self._watch(self._database.read(trial), 1.0)
+        for trial in trials:
+            self._watch(self._database.read(trial), 1.0)
         self._leases.release(event.config)
 
-    def _complete(self, config: RunConfig, trial: Any) -> None:
+    def _complete(self, config: RunConfig, trials: Sequence[Any]) -> None:
         """Store what a finished run gave, and remove its large files, which no part of tuning reads."""
         found = results.find(self._out, config)
         assert found is not None, "runners report a run as done after its result is saved"
         *earlier, last = found.matrix.tolist()  # a row for each task learned; the last one has all tasks
         self._report(config, [*(row[: task + 1] for task, row in enumerate(earlier)), last])
-        self._database.complete(trial, found.accuracy)
+        for trial in trials:
+            self._database.complete(trial, found.accuracy)
         self._succeeded = True
         for name in (results.LOGITS, results.WEIGHTS):
             (self._out / config.fingerprint / name).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.report.draw.canvas import add_note, add_panel, blank
 from holdfast.report.draw.style import INK, method_style
+from holdfast.report.text import count
 from holdfast.tuning import Range, Study
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def draw_study(study: Study) -> Figure:
         if study.importance:
             _bars(add_panel(figure, (width - 1.8, TOP, 1.6, TALL)), study.importance)
         pruned, running = study.count("pruned"), study.count("running")
-        note = f"{len(study.complete)} trials complete (dots; the ring is the best, the square the preset), "
+        note = f"{count(len(study.complete), 'trial')} complete (dots; the ring is the best, the square the preset), "
         note += f"{pruned} stopped early (ticks at the bottom)" + (f", {running} not finished" if running else "")
         add_note(figure, note, left=0.12)
     return figure
