@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.config import RunConfig
 from holdfast.errors import UsageError
-from holdfast.models import evaluating, preferred_threads
+from holdfast.models import MODELS, evaluating
 
 __all__ = ["choose_device", "choose_threads", "cpu_threads", "lacks_bfloat16", "own_stream", "threads_for"]
 
@@ -25,7 +25,8 @@ def threads_for(config: RunConfig) -> int:
 
     The rule is the same wherever a run is carried out, since the number of threads decides how sums are rounded.
     """
-    return preferred_threads(config.model) or torch.get_num_threads()
+    preferred: int | None = getattr(MODELS[config.model], "threads", None)
+    return preferred or torch.get_num_threads()
 
 
 def choose_threads(model: nn.Module, x: Any) -> int:

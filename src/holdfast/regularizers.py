@@ -61,9 +61,9 @@ def kind_of(regularizer: Regularizer) -> str:
     return kind
 
 
-def name_of(regularizer: Regularizer) -> str:
-    """How a regularizer is called in a sentence."""
-    function = getattr(regularizer, "func", regularizer)
+def name_of(function: Callable[..., object]) -> str:
+    """How a function is called in a sentence, also if some of its arguments are bound."""
+    function = getattr(function, "func", function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 

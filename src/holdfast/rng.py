@@ -58,8 +58,7 @@ def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
 
 
 def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put PyTorch's global generators into the states that `global_state` gave."""
-    check_globally(states, device)
+    """Put PyTorch's global generators into the states that `global_state` gave, see `check_globally`."""
     for kind, each in global_generators(device).items():
         restore(each, states[kind])
 

@@ -32,6 +32,7 @@ from holdfast.engine import BfloatTwin
 from holdfast.errors import UsageError
 from holdfast.learners import Learner, Losses, Optimizer, Parts, settings_of
 from holdfast.models import group_batchnorm
+from holdfast.regularizers import name_of
 from holdfast.rng import generator, seeded_globally
 
 __all__ = ["check_benchmark", "check_learner", "check_regularizer"]
@@ -50,7 +51,7 @@ def check_regularizer(
     for logits of +-1e4. The inputs stay as they are, and a step never waits for the device. Unrelated logits must not
     score better than identical ones. `classes` and `rows` are the numbers of classes and of samples to try.
     """
-    what = f"regularizer '{_name(function)}'"
+    what = f"regularizer '{name_of(function)}'"
     _check_signature(function, what)
     draw = generator(seed, "testing")
     for width in classes:
@@ -296,7 +297,7 @@ def check_benchmark(
     float32 of `shape`; an epoch shows a sample at most once; and everything follows from the config's seed. `config`
     are the settings to build it from, `root` is the folder of the data sets.
     """
-    what = f"benchmark '{_name(function)}'"
+    what = f"benchmark '{name_of(function)}'"
     config = config or RunConfig(benchmark="testing", method="sgd", buffer_size=None)
     with _global_generator_untouched(f"{what}:"):
         benchmark = function(config, data_root(root))
@@ -373,11 +374,6 @@ def _require(condition: object, sentence: str) -> None:
     """An assertion that also holds under `python -O`, and whose message is nothing but the sentence."""
     if not condition:
         raise AssertionError(sentence)
-
-
-def _name(function: Callable[..., object]) -> str:
-    inner = getattr(function, "func", function)  # of a functools.partial
-    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 @contextmanager

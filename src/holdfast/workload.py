@@ -11,38 +11,31 @@ from holdfast.config import RunConfig
 from holdfast.methods import REGULARIZERS, needs_buffer
 from holdfast.models import MODELS
 
-__all__ = ["SAMPLES", "SHAPES", "expected_seconds", "step_operations", "steps_of"]
+__all__ = ["SHAPES", "expected_seconds", "step_operations", "steps_of"]
 
-SHAPES = {
-    "seq-mnist": ((1, 28, 28), 10),
-    "rot-mnist": ((1, 28, 28), 10),
-    "perm-mnist": ((1, 28, 28), 10),
-    "mnist-360": ((1, 28, 28), 10),
-    "seq-cifar10": ((3, 32, 32), 10),
-    "seq-cifar100": ((3, 32, 32), 100),
-    "seq-tinyimagenet": ((3, 64, 64), 200),
+_SIZES = {
+    "seq-mnist": ((1, 28, 28), 10, 60_000),
+    "rot-mnist": ((1, 28, 28), 10, 60_000),
+    "perm-mnist": ((1, 28, 28), 10, 60_000),
+    "mnist-360": ((1, 28, 28), 10, 54_000),
+    "seq-cifar10": ((3, 32, 32), 10, 50_000),
+    "seq-cifar100": ((3, 32, 32), 100, 50_000),
+    "seq-tinyimagenet": ((3, 64, 64), 200, 100_000),
 }
-"""Input shape and number of classes of each benchmark, known without its data."""
+"""Input shape, classes and training samples of each benchmark, known without its data."""
 
-SAMPLES = {
-    "seq-mnist": 60_000,
-    "rot-mnist": 60_000,
-    "perm-mnist": 60_000,
-    "mnist-360": 54_000,
-    "seq-cifar10": 50_000,
-    "seq-cifar100": 50_000,
-    "seq-tinyimagenet": 100_000,
-}
-"""Training samples. The tasks of a benchmark share them, but for the `REPEATED` ones: each of their tasks has all."""
+SHAPES = {name: (shape, classes) for name, (shape, classes, _) in _SIZES.items()}
+
 REPEATED = ("rot-mnist", "perm-mnist")
+"""Each task of these has all training samples; the tasks of the others share them."""
 
 
 def steps_of(config: RunConfig) -> int | None:
-    """The steps of a run, give or take one per task and epoch; None for a benchmark that is not in `SAMPLES`."""
-    if config.benchmark not in SAMPLES:
+    """The steps of a run, give or take one per task and epoch; None for a benchmark of somebody else's."""
+    if config.benchmark not in _SIZES:
         return None
     tasks = config.tasks or 1
-    samples = SAMPLES[config.benchmark] / (1 if config.benchmark in REPEATED else tasks)
+    samples = _SIZES[config.benchmark][2] / (1 if config.benchmark in REPEATED else tasks)
     return tasks * config.epochs * ceil(min(samples, config.train_limit or samples) / config.batch_size)
 
 

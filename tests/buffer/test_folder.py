@@ -269,7 +269,7 @@ def test_rows_are_used_again(folder):
         for each in (buffer, twin):
             each.add(*batch(step * 5, 5))
             each.seen.fill_(20)  # as if the stream had just begun: most samples are kept
-            each.recount(20)
+            each.offered = 20
         if step % 7 == 0:
             buffer.commit()
         assert len(buffer._storage._referenced) <= 2 * 20 + 5

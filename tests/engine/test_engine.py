@@ -184,7 +184,7 @@ def test_a_replay_counts_what_its_step_offers_to_the_buffer(monkeypatch, offers)
 
     class Pupil(Notebook):
         def observe(self, x, y):
-            self.buffer.recount(self.buffer.offered + len(y) * offers)
+            self.buffer.offered += len(y) * offers
             return super().observe(x, y)
 
     for name in ("graph_pool_handle", "current_stream"):
@@ -194,7 +194,7 @@ def test_a_replay_counts_what_its_step_offers_to_the_buffer(monkeypatch, offers)
     learner = Pupil()
     learner.buffer = Reservoir(10)
     before = 10 if offers else 0  # full or empty, and it stays so: all steps are of one kind
-    learner.buffer.recount(before)
+    learner.buffer.offered = before
     engine = CapturedEngine(learner, CPU, (), batch_size=4, compiled=False)
     engine.load(data(), classes=10)
     for _ in range(CapturedEngine.WARMUP + 4):

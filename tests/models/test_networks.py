@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from holdfast.config import RunConfig
+from holdfast.devices import cpu_threads, threads_for
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.models import MLP, MODELS, ResNet18, features, preferred_threads
+from holdfast.models import MLP, MODELS, ResNet18, features
 from holdfast.rng import generator, seeded_globally
 from holdfast.training import run
 
@@ -199,9 +200,10 @@ def test_without_timm_the_message_names_the_extra(monkeypatch):
 
 
 def test_only_the_small_network_prefers_one_thread():
-    assert (preferred_threads("mlp"), preferred_threads("resnet18")) == (1, None)
+    with cpu_threads(2):
+        assert [threads_for(RunConfig.preset("rot-mnist", "er", model=name)) for name in ("mlp", "resnet18")] == [1, 2]
     with pytest.raises(UsageError, match="did you mean 'mlp'"):
-        preferred_threads("mpl")
+        threads_for(RunConfig.preset("rot-mnist", "er", model="mpl"))
 
 
 @pytest.mark.parametrize(("name", "width"), [("mlp", 100), ("resnet18", 512)])

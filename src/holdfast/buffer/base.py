@@ -12,10 +12,7 @@ from holdfast.buffer.layout import Layout
 from holdfast.errors import UsageError
 from holdfast.nested import Nested
 
-__all__ = ["Draw", "Placement", "Plan", "Storage"]
-
-Placement = Callable[[Tensor, Tensor, int], Tensor]
-"""A pure function (uniforms, samples seen before, capacity) -> the slot of each offered sample. See `place`."""
+__all__ = ["Draw", "Plan", "Storage"]
 
 
 class Draw(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.buffer.base import Draw, Placement, Plan, Storage
+from holdfast.buffer.base import Draw, Plan, Storage
 from holdfast.buffer.folder import Folder
 from holdfast.buffer.layout import (
     ANY,
@@ -79,8 +79,8 @@ def window(uniforms: Tensor, seen: Tensor, capacity: int) -> Tensor:
     return torch.where(order < len(order) - capacity, capacity, (seen + order) % capacity)
 
 
-def _placement(policy: str, capacity: int) -> Placement:
-    """The function behind the name of a policy: "reservoir", "window", "decay" or "decay:HORIZON"."""
+def _placement(policy: str, capacity: int) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """The function, called as `place` is, behind a policy's name: "reservoir", "window", "decay" or "decay:HORIZON"."""
     name, _, horizon = policy.partition(":")
     if name not in ("reservoir", "window", "decay") or (horizon and name != "decay"):
         raise unknown_name("buffer policy", policy, ["reservoir", "window", "decay", "decay:10000"])
@@ -160,7 +160,8 @@ class Reservoir:
         """What decides which of the offered samples are stored, and where."""
         self.padding = None if padding is None else dict(padding)
         self.seen = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._offered = 0
+        self.offered = 0
+        """How many samples were offered so far, counted by the host; `forget` may lower it."""
         self._holes = 0
         """Slots that are empty because their samples were forgotten. They come after all others."""
         self._form: dict[str, Any] = {}
@@ -170,30 +171,21 @@ class Reservoir:
             self.load_state_dict(state)
 
     @property
-    def offered(self) -> int:
-        """How many samples were offered so far, counted by the host; `forget` may lower it."""
-        return self._offered
-
-    @property
     def stored(self) -> int:
         """How many samples the buffer holds."""
-        return min(self._offered, self.capacity) - self._holes
+        return min(self.offered, self.capacity) - self._holes
 
     def __len__(self) -> int:
         return self.stored
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.stored} of {self.capacity} samples stored, {self._offered} offered)"
-
-    def recount(self, offered: int) -> None:
-        """Set the host's count where the device's moved without it: a replayed CUDA graph, or a failed capture."""
-        self._offered = offered
+        return f"{type(self).__name__}({self.stored} of {self.capacity} samples stored, {self.offered} offered)"
 
     def check(self, x: Nested, y: Nested) -> None:
         """Raise if samples like these, logits aside, do not fit the buffer."""
         parts, _ = parts_of(x, y)
         layout = self._layout(parts)
-        if self._offered:
+        if self.offered:
             check_fit(layout, {name: each for name, each in self._storage.layout.items() if not is_answer(name)})
 
     def plan(self, x: Nested, y: Nested) -> Plan | None:
@@ -203,11 +195,11 @@ class Reservoir:
         """
         parts, count = parts_of(x, y)
         lengths = None if self.padding is None else lengths_of(parts, check_lengths(parts, self.padding))
-        state, before = self.generator.get_state(), (self._offered, self._holes)
-        if self._offered + count <= self.capacity and not self._holes:  # every policy fills the slots in order
+        state, before = self.generator.get_state(), (self.offered, self._holes)
+        if self.offered + count <= self.capacity and not self._holes:  # every policy fills the slots in order
             rows = torch.arange(count)
             return Plan(
-                count, rows, rows + self._offered, None if lengths is None else lengths.tolist(), 0, before, state
+                count, rows, rows + self.offered, None if lengths is None else lengths.tolist(), 0, before, state
             )
         uniforms = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         self.generator.set_state(state)
@@ -238,12 +230,12 @@ class Reservoir:
         slots, filled = self._slots(uniforms, y) if plan is None else (plan.slots, plan.filled)
         self._storage.write(slots, parts)
         self.seen += count
-        self._offered += count
+        self.offered += count
         self._holes -= filled
 
     def _check_plan(self, plan: Plan) -> None:
         same = torch.equal(self.generator.get_state(), plan.generator)
-        if not same or (self._offered, self._holes) != plan.before:
+        if not same or (self.offered, self._holes) != plan.before:
             raise UsageError(
                 "the buffer was used between the losses of a minibatch and their commit, so that it would store other "
                 "samples than were made ready: commit first, or compute losses without alone=True."
@@ -276,8 +268,8 @@ class Reservoir:
             found = f"{tuple(mask.shape)} {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
             raise UsageError(f"where must give a bool for each of the {self.stored} stored samples, not {found}.")
         order = torch.arange(self.stored)
-        if self.policy == "window" and self._offered > self.capacity:
-            order = order.roll(-(self._offered % self.capacity))  # the oldest first
+        if self.policy == "window" and self.offered > self.capacity:
+            order = order.roll(-(self.offered % self.capacity))  # the oldest first
         kept = order[~mask.cpu()[order]]
         self._retain(kept)
         return len(mask) - len(kept)
@@ -293,7 +285,7 @@ class Reservoir:
         if not len(kept):
             state |= {"names": [], "form": {}, "columns": []} | ({} if self.padding is None else {"padding": {}})
             state |= {"sums": state["sums"][:0]} if "folder" in state else {}
-        if not len(kept) or self._offered <= self.capacity or self.policy == "window" or self.balanced:
+        if not len(kept) or self.offered <= self.capacity or self.policy == "window" or self.balanced:
             state |= {"offered": len(kept), "seen": torch.tensor(len(kept))}  # as if no others had been offered
         self.load_state_dict(state)
 
@@ -312,7 +304,7 @@ class Reservoir:
             raise UsageError(f"{count} samples do not fit into a buffer of {self.capacity}.")
         self._storage.write(torch.arange(count, device=self.device), parts)
         self.seen.fill_(count)
-        self._offered, self._holes = count, 0
+        self.offered, self._holes = count, 0
 
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples, each equally likely."""
@@ -327,7 +319,7 @@ class Reservoir:
     def widen(self, outputs: int) -> None:
         """Make room for logits of so many outputs; for new ones, stored samples get their lowest logit - `MARGIN`."""
         logits = self._storage.layout.get("logits")
-        if not self._offered or logits is None or next(n for n in logits.shape if n != ANY) >= outputs:
+        if not self.offered or logits is None or next(n for n in logits.shape if n != ANY) >= outputs:
             return  # a folder that was opened again may be ahead of the model
         self._storage.change("logits", lambda old: widened(old, outputs))
 
@@ -341,8 +333,8 @@ class Reservoir:
             "capacity": self.capacity,
             "offered": self.offered,
             "seen": self.seen,
-            "names": list(self._storage.layout) if self._offered else [],
-            "form": self._form if self._offered else {},
+            "names": list(self._storage.layout) if self.offered else [],
+            "form": self._form if self.offered else {},
             "generator": self.generator.get_state(),
             **({} if self.policy == "reservoir" else {"policy": self.policy}),
             **({"stored": self.stored} if self._holes else {}),
@@ -371,7 +363,7 @@ class Reservoir:
                 raise UsageError(
                     f"the saved buffer has the {what} {saved!r}, this one {own!r}; make it with {saved!r}."
                 )
-        if self._offered and state["columns"] and "folder" not in state:
+        if self.offered and state["columns"] and "folder" not in state:
             check_fit(layout_of_state(state), self._storage.layout, "the saved samples")
         restore(torch.Generator(self.generator.device), state["generator"])
         self._storage.check(state)
@@ -396,7 +388,7 @@ class Reservoir:
         """The tensors of samples, one for each column, and their number; raises if they do not fit or lack room."""
         parts, count = parts_of(x, y, logits)
         layout = self._layout(parts)
-        if self._offered:
+        if self.offered:
             check_fit(layout, self._storage.layout)
         else:  # until a sample is stored, the columns may still change
             self._storage.make(layout)
@@ -430,8 +422,8 @@ class Reservoir:
         self._form = state["form"]
         # In place: a captured step reads from the addresses it was captured with.
         self.seen.copy_(state["seen"])
-        self._offered = state["offered"]
-        full = min(self._offered, self.capacity)
+        self.offered = state["offered"]
+        full = min(self.offered, self.capacity)
         self._holes = full - state.get("stored", full)
 
 

@@ -87,7 +87,7 @@ class ShardedReservoir(Reservoir):
         places = to_device(taken[owner == self.ranks.rank] // self.ranks.size, self.device)
         self._storage.write(places, arrived)
         self.seen += len(slots)
-        self._offered += len(slots)
+        self.offered += len(slots)
         self._holes -= filled
 
     def replace(self, x: Nested, y: Nested, logits: Nested | None = None) -> None:
@@ -136,7 +136,7 @@ class ShardedReservoir(Reservoir):
         """All stored samples, the same on every rank and in host memory, as an ordinary reservoir has them."""
         with self.ranks.together("read the buffer"):
             pass
-        parts, packing = self._gathered() if self._offered else [], self._packing()
+        parts, packing = self._gathered() if self.offered else [], self._packing()
         return {"columns": parts} if self.padding is None else packing.state(packing.split(parts) if parts else [])
 
     def _packing(self) -> Packing:

@@ -63,7 +63,7 @@ class Learner:
     ranks. Its head cannot grow.
     """
 
-    needs_buffer: ClassVar[bool] = True
+    needs_buffer: ClassVar[bool] = False
     """Whether runs must say how many samples to store."""
     needs_boundaries: ClassVar[bool] = False
     """Whether the method only makes sense on a stream with task boundaries."""

@@ -33,7 +33,6 @@ class AnchoredLearner(Learner):
     A method says in `end_task` how important each parameter was. Nothing is stored.
     """
 
-    needs_buffer = False
     needs_boundaries = True
     grows = False
     uses_parameters = True

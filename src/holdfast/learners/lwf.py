@@ -38,7 +38,6 @@ class WithoutForgetting(Learner):
     - temperature: T, above 0. Default: 2.
     """
 
-    needs_buffer = False
     needs_boundaries = True
     grows = False
     terms = ("current", "distillation")

@@ -12,7 +12,6 @@ __all__ = ["Joint", "Sgd"]
 class Sgd(Learner):
     """Cross-entropy, or the loss given instead, on what comes in, nothing else."""
 
-    needs_buffer = False
     terms = ("current",)
     learns_mixtures = True
     takes_positions = True

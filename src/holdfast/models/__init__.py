@@ -14,25 +14,8 @@ from holdfast.models.anatomy import (
     way_back,
 )
 from holdfast.models.batchnorm import GroupedBatchNorm, GroupedForward, group_batchnorm
-from holdfast.models.networks import MLP, MODELS, ResNet18, preferred_threads
+from holdfast.models.networks import MLP, MODELS, ResNet18
 
-__all__ = [
-    "MLP",
-    "MODELS",
-    "Adapted",
-    "GroupedBatchNorm",
-    "GroupedForward",
-    "ResNet18",
-    "by_keywords",
-    "check_features",
-    "copied",
-    "count_outputs",
-    "evaluating",
-    "features",
-    "group_batchnorm",
-    "is_pretrained",
-    "last_layer",
-    "preferred_threads",
-    "seen_by",
-    "way_back",
-]
+__all__ = ["MLP", "MODELS", "Adapted", "GroupedBatchNorm", "GroupedForward", "ResNet18", "by_keywords"]
+__all__ += ["check_features", "copied", "count_outputs", "evaluating", "features", "group_batchnorm", "is_pretrained"]
+__all__ += ["last_layer", "seen_by", "way_back"]

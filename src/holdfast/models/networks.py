@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.models.batchnorm import normalized_relu
 from holdfast.registry import Registry
 
-__all__ = ["MLP", "MODELS", "ResNet18", "preferred_threads"]
+__all__ = ["MLP", "MODELS", "ResNet18"]
 
 
 class _Models(Registry[Callable[[tuple[int, ...], int], nn.Module]]):
@@ -26,13 +26,9 @@ MODELS = _Models("model")
 
 A network has `features(x)`, which returns what its last linear layer sees, (B, D), and its `forward(x)` is that layer
 applied to `features(x)`. It may have `stages(x)`, the features of its layers from first to last, and `widths`, the
-channels of its input and of each of these layers.
+channels of its input and of each of these layers. `threads` is the number of CPU threads that suits it; without it,
+torch decides.
 """
-
-
-def preferred_threads(name: str) -> int | None:
-    """How many CPU threads the network `name` should train with; None leaves the choice to torch."""
-    return getattr(MODELS[name], "threads", None)
 
 
 def _timm_network(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
