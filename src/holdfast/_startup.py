@@ -15,9 +15,9 @@ __all__ = ["ended", "interrupt", "is_starting", "started"]
 
 
 class _Interrupted(KeyboardInterrupt):
-    """Python ends by the signal after a KeyboardInterrupt of that very type in `exec` of a text, even if it is caught.
+    """A type of its own: after a plain KeyboardInterrupt inside `exec`, caught or not, Python ends by the signal.
 
-    Dataclasses and named tuples are made in that way, while modules are imported.
+    While modules are imported, dataclasses and named tuples are made by `exec`.
     """
 
 

@@ -149,10 +149,10 @@ def draws_once(view: View, *samples: Nested) -> bool:
 
 
 class _Generators:
-    """Where the generators are that a view of `samples` may draw from.
+    """The states of the generators that a view of `samples` may draw from, to put them back.
 
-    These are PyTorch's, Python's and NumPy's global ones, and those of PyTorch and NumPy that are attributes of the
-    view, or variables that it reads if it is a function.
+    These are PyTorch's, Python's and NumPy's global generators, and those of PyTorch and NumPy that are attributes of
+    the view, or variables that it reads if it is a function.
     """
 
     def __init__(self, view: View, samples: Nested) -> None:

@@ -341,8 +341,8 @@ class DriftMonitor:
 
     The loss must be that of new samples before the step, such as the term `current`. It is compared with its moving
     average over about `memory` steps, in units of its moving standard deviation; the excess over half a unit adds up
-    (CUSUM), and above `threshold` the alarm is given. A single step counts as 3 units at most, so that no outlier is an
-    alarm; so does a loss that is not finite. After one, and at the beginning, `memory` finite losses come first.
+    (CUSUM), and above `threshold` the alarm is given. A step counts as 3 units at most, also one whose loss is not
+    finite, so that no outlier gives the alarm. At the beginning and after an alarm, `memory` finite losses give none.
     """
 
     def __init__(

@@ -147,8 +147,8 @@ def secluded(steps: Generator[T, None, R], seed: int, device: torch.device) -> G
     """The same steps, each with generators of the run's own in the place of PyTorch's global ones.
 
     Layers such as dropout draw from the global ones, and so may whatever happens between two steps, for instance a step
-    of another run. Swapping takes time, so it ends after `WATCHED` steps if none of them drew. Runs in several threads
-    take turns while one of them has swapped; a turn is one step, because nobody may ever ask for the next.
+    of another run. Swapping takes time, so it ends after `WATCHED` steps if none of them drew. While a run has swapped,
+    those in other threads wait. It swaps back after each step, as nobody need ever ask for the next.
     """
     own = own_generators(seed, "network", device)
     done = 0

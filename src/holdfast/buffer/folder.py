@@ -48,7 +48,7 @@ class OwnedFolder(Storage):
         self._process = os.getpid()
         self._next = secrets.randbits(62)
         self._announced: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        """How many samples are still to be written, by the first tensor of each minibatch that anybody holds."""
+        """How many samples `write` is still to get, by their minibatch's first tensor; gone once nobody holds it."""
         with self._telling():
             self._handle = _take_possession(path)
             self._unlock = weakref.finalize(self, os.close, self._handle)

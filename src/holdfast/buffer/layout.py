@@ -154,7 +154,7 @@ def check_schema(state: Any) -> None:
 
 
 def _own_fields(state: dict[str, Any]) -> dict[str, Any]:
-    """The fields that only a state of this kind has: in a folder or not, of samples of different length or not."""
+    """The fields that a state has because it is in a folder, or because its samples differ in length."""
     ragged = "padding" in state
     in_folder = {key: kind for key, kind in FOLDER_FIELDS.items() if not (ragged and key == "rows")}
     return (in_folder if "folder" in state else {}) | (RAGGED_FIELDS if ragged else {})
@@ -207,9 +207,8 @@ def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
 
 
 def _nests_its_columns(state: dict[str, Any]) -> bool:
-    """Whether the nesting of x and y names every column, except that of the logits, where it belongs."""
+    """Whether `form` has every column in the place that its name says; logits that are one tensor are not in it."""
     columns = columns_of(state)
-    # Where the answers are one tensor, the form does not mention them.
     parts = ["x", "y", *(["logits"] if "logits" in state["form"] else [])] if columns else []
     samples = {part: rebuild(state["form"][part], columns) for part in parts}
     found = {name: column for part, value in samples.items() for name, column in leaves(value, part).items()}

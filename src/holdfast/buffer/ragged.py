@@ -41,7 +41,7 @@ class RaggedMemory(Storage):
         """The samples of minibatches that are still to be written, and the tensors they were copied from."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the copies: nobody offers the very tensors of this process to a copy or a pickle of it."""
+        """Without the copies: they are found by tensors that a copy or a pickle of this object never gets."""
         return {name: value for name, value in vars(self).items() if name != "_copies"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class RaggedMemory(Storage):
         return self._packing.stack(self._get(self._samples[slot] for slot in slots))
 
     def _copied(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
-        """The copies that were made of these very tensors, if these did not change since; they are forgotten."""
+        """Hand out the copies that `reserve` made of these very tensors, once; None if a tensor has changed since."""
         tensors, copies = self._copies.pop(parts[0], ([], None))
         same = len(tensors) == len(parts) and all(
             tensor() is part and version == _version(part)

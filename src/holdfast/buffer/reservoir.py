@@ -246,7 +246,7 @@ class Reservoir:
         slots = self.slots_for(uniforms, y)
         if not self._holes:
             return slots, 0
-        # Which slots are the holes makes no difference to a policy; here they are the last ones, filled in order.
+        # A sample that falls into one of the holes takes the next one: to a policy, they are all alike.
         fresh = (slots >= self.stored) & (slots < self.capacity)
         return torch.where(fresh, self.stored - 1 + fresh.cumsum(0), slots), int(fresh.sum())
 
@@ -255,7 +255,7 @@ class Reservoir:
 
         `where` is that mask, or a function that makes it from the contents, as in `lambda stored: stored.y == 3`.
 
-        The rest is what the buffer would hold had it never stored such samples, and it goes on like that. A reservoir
+        What remains is what the buffer would hold if such samples had never come, and it goes on as if so. A reservoir
         in which samples were already replaced therefore does not fill the empty slots with whatever comes next: later
         samples get in with the same probability as earlier ones, and the buffer fills up slowly. A window, a balanced
         buffer, and a reservoir that had stored everything so far, take the next samples at once. If nothing is left,
@@ -324,7 +324,7 @@ class Reservoir:
         self._storage.change("logits", lambda old: widened(old, outputs))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides what the buffer does next. As in PyTorch, the tensors are the buffer's own, if of one shape.
+        """All that decides what the buffer does next. As in PyTorch, the tensors may be the buffer's own, not copies.
 
         For a buffer in a folder, the state says which rows of the files it consists of. They are not overwritten
         before a later `commit`.

@@ -97,8 +97,8 @@ class ShardedReservoir(Reservoir):
     def sample(self, n: int) -> Draw:
         """min(n, stored) distinct samples for this rank, each equally likely; `n` may differ from rank to rank.
 
-        No two ranks get the same sample unless all of them together ask for more than there are. Then no sample is
-        drawn more than once more often than any other.
+        No two ranks get the same sample, unless all of them together ask for more than there are. Then all samples are
+        drawn equally often, or some of them once more than the others.
         """
         with self.ranks.together("draw samples") as meeting:
             self._check_draw(n)

@@ -22,7 +22,7 @@ class Answers:
     """A way to store outputs, and to compare them with later ones."""
 
     name: str
-    """The option `answers` in words; a learner continues from a saved one that has the same."""
+    """The option `answers` in words; a checkpoint is loaded only where these are the same."""
     columns: ClassVar[tuple[str, ...]] = ("logits",)
     """What the buffer calls the tensors that have positions."""
 
@@ -135,7 +135,7 @@ class Largest(Answers):
         rows = to_device(counts.nonzero().squeeze(1), counted.device)
         values, indices = (_fill_up(stored[name], counted.shape).flatten(0, -2) for name in ("values", "indices"))
         then, classes = values.index_select(0, rows), widths.tolist()
-        # Where all classes are stored, -65504 for nothing left would be all that remains of a normalised row.
+        # Where all classes are stored, the rest is -65504: in a row that is normalised, it would hide the others.
         with_rest = kind == "probabilities" and values.shape[1] < max(classes)
         if with_rest:
             rest = _fill_up(stored["rest"], counted.shape).flatten().index_select(0, rows)

@@ -49,7 +49,7 @@ def follow(average: nn.Module, model: nn.Module, weight: Tensor) -> None:
         if fast.requires_grad:
             mine.append(slow)
             theirs.append(fast)
-        elif fast.is_floating_point():  # frozen: what is equal stays equal, what was frozen later has a way to go
+        elif fast.is_floating_point():  # frozen, but the average may still be on its way there
             slow.lerp_(fast, weight.to(slow.dtype))
     if mine:
         _move(mine, theirs, weight)

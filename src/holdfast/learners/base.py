@@ -82,8 +82,8 @@ class Learner:
     terms: ClassVar[tuple[str, ...]] = ("current", "replay", "consistency")
     """Names of the loss terms, in the order in which they are shown."""
     passes: tuple[tuple[int, int], ...] = ((1, 1),)
-    """The kinds of passes that its steps make through the network: (minibatches in the pass, groups that BatchNorm
-    makes of them). A GPU's kernels for these are compiled while a run is set up, others when they are needed."""
+    """The passes of its steps through the network, each as (how many minibatches are in it, how many groups BatchNorm
+    makes of them). A GPU's kernels for these are compiled while a run is set up; for others, in the step itself."""
     own_state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that `extra_state` gives: modules, tensors and generators of the method."""
     buffer: Reservoir | None = None
@@ -405,9 +405,8 @@ class Learner:
         the rows it consists of; the folder retains those of the last checkpoint written or loaded, and of no other.
 
         With `trainable_only`, frozen weights are not written, as for LoRA: `load` then needs a learner whose model has
-        them already, and refuses one whose frozen weights have other names or shapes. The method's copies of the model
-        are written without them as well, as far as they are the same to the last bit. Those of an average are, unless
-        they were frozen when it had moved.
+        them already, and refuses one whose frozen weights have other names or shapes. A copy of the model, such as an
+        average, is written without those of its frozen weights that equal the model's bit for bit.
         """
         write_learner(self, Path(path), dict(extra or {}), trainable_only)
 

@@ -156,7 +156,7 @@ def largest_label(y: Tensor, positions: bool) -> int:
     """
     signed = y.to(torch.int64)
     if positions:
-        # The largest label takes the place of those that do not count; it is one of them if there are no others.
+        # For the smallest label, those that do not count are replaced by the largest; if none counts, it is `IGNORED`.
         most = signed.amax()
         low, high = torch.stack([torch.where(signed == IGNORED, most, signed).amin(), most]).tolist()  # waits once
         if low == high == IGNORED:

@@ -165,10 +165,10 @@ def _beginning(optimizer: Any, group: dict[str, Any], like: Tensor) -> dict[str,
 
 
 def _twin(optimizer: Any) -> Any:
-    """An optimiser with the attributes of this one, but for what it keeps of parameters, and nobody who listens.
+    """A copy of the optimiser without its parameters, their state and its hooks.
 
     Not made by `copy`: torch.optim leaves out what a subclass adds. All is copied, since an attribute may be another
-    optimiser, whose steps would move the model. `step` may be a scheduler's, which calls the original.
+    optimiser, whose steps would move the model. `step` is left out: a scheduler's would make the original step.
     """
     twin = object.__new__(type(optimizer))
     own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups", "step")}

@@ -31,7 +31,7 @@ class Offer(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What `reserve` and `add` of a buffer get; one without plans need not know of them."""
+        """What `reserve` and `add` of a buffer get: a plan only if there is one, for some buffers know of none."""
         return self[:3] if self.plan is None else self
 
 

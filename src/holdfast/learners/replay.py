@@ -167,7 +167,7 @@ class ReplayLearner(Learner):
 
     def losses_alone(self, x: Nested, y: Nested) -> Losses:
         """The loss of the minibatch alone: what a step descends while nothing is stored."""
-        plan = None if self.buffer.stored else self.plan(x, y)  # else the method may draw after this
+        plan = None if self.buffer.stored else self.plan(x, y)  # else a draw may follow, and end the plan
         if isinstance(self.answers, Largest) and self.loss is None:
             reading, offer = self._read(self.answers.positions, x, y, plan)
             loss = reading.losses()[0]

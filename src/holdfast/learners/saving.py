@@ -106,7 +106,7 @@ def _restore_types(optimizer: Any, saved: Mapping[str, Any]) -> None:
 def without_frozen(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
     """The learner's state without its frozen weights; "frozen" says which those are, and their shapes.
 
-    Copies of the model are left without those that are the model's to the last bit: only they come back as they were.
+    Copies of the model are left without those that equal the model's bit for bit: `load` takes them from the model.
     """
     frozen, model = _frozen(learner.model), state["model"]
     extra = dict(state.get("extra", {}))
@@ -155,9 +155,9 @@ def _kind(part: Any) -> str:
 
 
 def _updated(learner: Learner) -> list[list[str]]:
-    """The names of the parameters in each group of the optimiser, whose own state only counts them.
+    """The names of the parameters in each group of the optimiser, whose own state only numbers them.
 
-    A layer of the method's own has the name of its part of the state; of a parameter from elsewhere, the shape tells.
+    Those of a network of the method's begin with its name in `extra_state`. Parameters of no network have their shape.
     """
     parts = reversed(networks_of(learner).items())  # the model last, whose names count
     names = {id(each): part + name for part, network in parts for name, each in network.named_parameters()}

@@ -104,7 +104,7 @@ class _Score(torch.autograd.Function):
         chosen = outputs[first:].gather(1, places).to(logs.dtype)
         chosen_logs = logs[first:].gather(1, places)
         left = logs.new_zeros(len(places))
-        others = logs.new_full((len(places),), -LIMIT)  # all there is to say where the places are all classes
+        others = logs.new_full((len(places),), -LIMIT)  # the logarithm of 0, where the places are all classes
         rest = rest and places.shape[1] < classes and len(places) > 0
         if rest:
             left = logs[first:].exp().scatter_(1, places, 0).sum(1).clamp(min=LEAST)

@@ -108,7 +108,7 @@ class Transaction:
         return x, y
 
     def _look_again(self) -> None:
-        """Take in BatchNorms that were put into the model since the last step; minibatches would be mixed in them."""
+        """Find BatchNorms that were put into the model since the last step: they would mix minibatches."""
         learner = self.learner
         if learner._groups.current:
             return
