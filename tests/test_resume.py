@@ -660,13 +660,6 @@ def test_an_optimiser_of_the_same_parameters_in_another_order(path, sizes):
     assert repr(other.state_dict()) == before
 
 
-def test_an_optimiser_saved_without_names():
-    one, other = make(), make()
-    state = one.state_dict()
-    del state["optimizer"]["names"]
-    other.load_state_dict(state)
-
-
 def test_an_optimiser_with_layers_of_the_method_and_parameters_from_elsewhere(path):
     def ballast(shapes):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))

@@ -675,28 +675,6 @@ def test_widened_logits_are_summed_anew(folder):
         make(folder)
 
 
-def test_a_folder_kept_before_there_were_checksums_with_a_file_cut_short(kept):
-    about, state = checkpoint.read(kept / "state.safetensors", "buffer")
-    del state["sums"]
-    checkpoint.write(kept / "state.safetensors", "buffer", state, about)
-    os.truncate(kept / "1-int64.rows", 33)
-    with pytest.raises(hf.StorageError, match=r"1-int64\.rows is damaged: it is too short"):
-        make(kept)
-
-
-def test_a_folder_kept_before_there_were_checksums(kept):
-    about, state = checkpoint.read(kept / "state.safetensors", "buffer")
-    del state["sums"]
-    checkpoint.write(kept / "state.safetensors", "buffer", state, about)
-    buffer = make(kept)
-    buffer.commit()
-    buffer.close()
-    make(kept).close()
-    flip(kept / "1-int64.rows", int(state["rows"][0]), 8, 0)
-    with pytest.raises(hf.StorageError, match="damaged: 1 of 10"):
-        make(kept)
-
-
 def test_a_folder_of_something_else(folder):
     folder.mkdir()
     (folder / "thesis.tex").touch()

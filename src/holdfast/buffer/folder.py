@@ -132,9 +132,7 @@ class OwnedFolder(Storage):
         """Raise if `buffer.json` is that of another buffer; write it if there is none."""
         path = self.path / "buffer.json"
         if not path.exists():
-            # Columns are described by the state. Early versions described them here, and expect the field.
-            about = {"version": VERSION, "capacity": self.capacity, "columns": []}
-            write_json(path, about)
+            write_json(path, {"version": VERSION, "capacity": self.capacity})
         try:
             about = read_json(path)
             version, capacity = about["version"], about["capacity"]
@@ -312,14 +310,13 @@ class Folder(OwnedFolder):
         """Raise if rows of the state were overwritten or damaged; all of them are read, once."""
         if "folder" not in state or not len(state["rows"]):
             return
-        rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
+        rows, stamps, sums = (state[key].numpy(force=True) for key in ("rows", "stamps", "sums"))
         with self._access():
             files = self._open(layout_of_state(state))
             known = rows.min() >= 0 and rows.max() < len(self._stamps) and len(numpy.unique(rows)) == len(rows)
             if not known or not numpy.array_equal(self._stamps.read(rows).numpy(), stamps):
                 raise self._unknown(state)
-            sums = _sums(state, files)
-            stated = [rows.tobytes(), stamps.tobytes(), *(each.tobytes() for each in sums)]
+            stated = [rows.tobytes(), stamps.tobytes(), sums.tobytes()]
             if stated == self._verified:
                 return  # opening a folder and loading its checkpoint check the same state three times
             for file, expected in zip(files, sums, strict=True):
@@ -339,10 +336,9 @@ class Folder(OwnedFolder):
             if saved:
                 self.write(torch.arange(len(state["columns"][0])), [saved[name] for name in self.layout])
             return
-        rows, stamps = (state[key].numpy(force=True) for key in ("rows", "stamps"))
+        rows, stamps, sums = (state[key].numpy(force=True) for key in ("rows", "stamps", "sums"))
         with self._access():
             files = self._open(layout)
-            sums = _sums(state, files)
         self._use(layout, files)
         self._row[:] = -1
         self._row[: len(rows)], self._stamp[: len(rows)], self._sums[:, : len(rows)] = rows, stamps, sums
@@ -403,13 +399,6 @@ class Folder(OwnedFolder):
         idle = ~self._referenced
         idle[self._row[self._row >= 0]] = False
         self._free = idle.nonzero()[0].tolist()
-
-
-def _sums(state: dict[str, Any], files: Sequence[RowFile]) -> Sequence[Array]:
-    """The checksums of a state's rows, for every column. Early versions wrote none: then those of the files."""
-    if "sums" in state:
-        return list(state["sums"].numpy(force=True))
-    return [file.checksums(state["rows"].numpy(force=True)) for file in files]
 
 
 def damaged(path: Path, wrong: int, count: int) -> StorageError:

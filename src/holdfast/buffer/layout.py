@@ -122,13 +122,14 @@ FIELDS |= {"seen": _tensor(torch.int64, 0), "generator": _tensor(torch.uint8, 1)
 """The kind of each field of a saved state; see `validated`."""
 
 FOLDER_FIELDS = {"folder": str, "rows": _tensor(torch.int64, 1), "stamps": _tensor(torch.int64, 1)}
+FOLDER_FIELDS |= {"sums": _tensor(torch.int32, 2)}
 """The same for the fields that only buffers in a folder have."""
 
 RAGGED_FIELDS = {"padding": dict[str, Any], "lengths": _tensor(torch.int64, 1)}
 """The same for the fields that only buffers with samples of different length have."""
 
-OPTIONAL = {"sums": _tensor(torch.int32, 2), "stored": int, "policy": str}
-"""Early versions wrote no sums. `stored` is written where samples were forgotten, `policy` where it is no reservoir."""
+OPTIONAL = {"stored": int, "policy": str}
+"""`stored` is written where samples were forgotten, `policy` where it is no reservoir."""
 
 
 def check_schema(state: Any) -> None:
@@ -168,7 +169,7 @@ def _counts_agree(state: dict[str, Any]) -> bool:
     if "folder" in state:
         # One checksum for each sample if they differ in length, else one for each tensor of a sample.
         sums = min(1, len(columns)) if "padding" in state else len(columns)
-        agree = state["sums"].shape == (sums, stored) if "sums" in state else "padding" not in state
+        agree = state["sums"].shape == (sums, stored)
     else:
         found |= {len(column) for name, column in columns.items() if name not in varying}
         agree = all(len(columns[name]) == int(state["lengths"].sum()) for name in varying if name in columns)
@@ -192,9 +193,8 @@ def layout_of_state(state: dict[str, Any]) -> Layout:
 
 def choose(state: dict[str, Any], kept: Tensor) -> dict[str, Any]:
     """The state with these of its samples alone, in this order."""
-    own = _own_fields(state) | (OPTIONAL if "folder" in state else {})
-    marks = [key for key in ("rows", "stamps", "sums", "lengths") if key in own and key in state]
-    chosen: dict[str, Any] = {key: state[key][..., kept] for key in marks}
+    own = _own_fields(state)
+    chosen: dict[str, Any] = {key: state[key][..., kept] for key in ("rows", "stamps", "sums", "lengths") if key in own}
     if "folder" not in state:
         chosen["columns"] = []
         for name, column in columns_of(state).items():

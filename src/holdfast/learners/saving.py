@@ -248,11 +248,8 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
         labels = dict(zip(state["buffer"]["names"], state["buffer"]["columns"], strict=True)).get("y")
         if learner.labelled and labels is not None and labels.dtype != torch.int64:
             raise UsageError(f"the saved buffer holds labels of type {labels.dtype}, which no learner stores.")
-    stored = _answers(learner)
-    if state.get("answers", stored) != stored:  # early versions wrote none
-        raise UsageError(
-            f"the saved learner stores {state['answers']}, this one {stored}: make it with the same option answers=."
-        )
+    if (saved := state.get("answers")) != (stored := _answers(learner)):
+        raise UsageError(f"the saved learner stores {saved}, this one {stored}: make it with the same option answers=.")
     if "frozen" in state:
         advice = "Load the model that it began with, and freeze the same weights."
         complaint = "the saved learner was trained on another model, with other frozen weights"
@@ -261,7 +258,7 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
     for name in ("optimizer", "scheduler"):
         if name in own:
             _check_kind(name, state[name], getattr(learner, name))
-    if "names" in state.get("optimizer", {}):  # early versions wrote none
+    if "optimizer" in state:
         _check_order(state["optimizer"]["names"], _updated(learner))
     extra = _forms(_completed(learner, state)), _forms(_extra(learner))
     _check_same("the saved learner's own state does not fit this one", *extra, "Make this learner as that one was.")
