@@ -16,7 +16,7 @@ from holdfast.rng import (
     generator,
     global_state,
     own_generators,
-    restore_globally,
+    restore,
     seeded_globally,
     swapped_globally,
 )
@@ -129,7 +129,7 @@ def test_the_global_generator_is_put_back():
 
     states = global_state(torch.device("cpu"))
     drawn = draw()
-    restore_globally(states, torch.device("cpu"))
+    restore(torch.default_generator, states["cpu"])
     assert torch.equal(draw(), drawn)
 
 
@@ -168,7 +168,7 @@ def test_swapped_globally_keeps_what_is_restored_inside():
     """As a run does that continues from a checkpoint."""
     own, saved = owned(3), {"cpu": generator(4, "network").get_state()}
     with swapped_globally(own):
-        restore_globally(saved, CPU)
+        restore(torch.default_generator, saved["cpu"])
     assert torch.equal(own["cpu"].get_state(), saved["cpu"])
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "bare_products",
     "complete_run",
     "device_rates",
-    "floor_step",
     "made_up",
     "side_by_side",
     "steps_per_second",
@@ -102,18 +101,14 @@ def bare_products(rows: int) -> Callable[[], None]:
     return step
 
 
-def floor_step(rows: int, repeats: int) -> float:
-    """Seconds of the bare matrix products of one MLP step on `rows` samples."""
-    return _seconds(bare_products(rows), repeats) / repeats
-
-
 def complete_run(*, root: Path, tasks: int = 20) -> CompleteRun:
     """A whole rot-mnist mse run on one thread. The floor is timed after every task: both meet the same load."""
     torch.set_num_threads(1)
     config = RunConfig.preset("rot-mnist", "mse", buffer_size=200, tasks=tasks)
     rows = 2 * config.batch_size + config.replay_size
     benchmark = make_benchmark(config, root)
-    floor_step(rows, 50)
+    floor_step = bare_products(rows)
+    _seconds(floor_step, 50)
     floors: list[float] = []
     pauses: list[float] = []  # seconds that timing the floor takes, which are not the run's
     evaluated: list[float] | None = None
@@ -123,7 +118,7 @@ def complete_run(*, root: Path, tasks: int = 20) -> CompleteRun:
         if progress.row is not evaluated:  # a task is finished
             evaluated = progress.row
             began = time.perf_counter()
-            floors.append(floor_step(rows, 100))
+            floors.append(_seconds(floor_step, 100) / 100)
             pauses.append(time.perf_counter() - began)
 
     result = run(config, benchmark, device="cpu", threads=1, on_step=time_floor)

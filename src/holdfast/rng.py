@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.errors import UsageError
 
 __all__ = ["check_globally", "derive_seed", "generator", "global_generators", "global_state", "own_generators", "renew"]
-__all__ += ["restore", "restore_globally", "seeded_globally", "swapped_globally"]
+__all__ += ["restore", "seeded_globally", "swapped_globally"]
 
 _REMEDY = "continue on the kind of device where it was saved."
 _turn = RLock()
@@ -55,12 +55,6 @@ def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
     if states.keys() != own.keys():
         saved, here = " and ".join(states), " and ".join(own)
         raise UsageError(f"the saved random states are of {saved}, here they are of {here}: {_REMEDY}")
-
-
-def restore_globally(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put PyTorch's global generators into the states that `global_state` gave, see `check_globally`."""
-    for kind, each in global_generators(device).items():
-        restore(each, states[kind])
 
 
 def global_generators(device: torch.device) -> dict[str, torch.Generator]:

@@ -228,6 +228,10 @@ def test_what_it_refuses():
     weight_norm(model.classifier)
     with pytest.raises(UsageError, match="but here it is computed from other parameters"):
         icarl(model)
+    model = make("mlp")
+    model.classifier.register_parameter("bias", None)
+    with pytest.raises(UsageError, match=r"whose last nn\.Linear has a bias"):
+        icarl(model)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from holdfast.learners.optimizers import Optimizer
 from holdfast.learners.options import ReplayOptions
 from holdfast.learners.replay import ReplayLearner
 from holdfast.methods import LEARNERS
-from holdfast.models import check_features, copied, count_outputs, evaluating, features, last_layer
+from holdfast.models import check_features, copied, evaluating, features, last_layer
 from holdfast.nested import Nested, chosen_rows, concat, rows, transform
 
 __all__ = ["Icarl"]
@@ -56,8 +56,10 @@ class Icarl(ReplayLearner):
         super().__init__(model, optimizer, **shared)
         if self.loss is not None or self.class_weights is not None:
             raise UsageError("iCaRL has a loss of its own: leave out loss= and class_weights=.")
-        outputs = count_outputs(self.model)
-        if "weight" not in last_layer(self.model)._parameters:
+        last = last_layer(self.model)
+        if last.bias is None:
+            raise UsageError("iCaRL needs a model whose last nn.Linear has a bias.")
+        if "weight" not in last._parameters:
             raise UsageError(
                 "iCaRL writes the weight of the last nn.Linear, but here it is computed from other parameters: leave "
                 "that layer as it is, without weight_norm and the like."
@@ -65,7 +67,7 @@ class Icarl(ReplayLearner):
         self.teacher, self.nearest = (copied(self.model).eval() for _ in range(2))
         self.wrap(self.nearest)
         # Which outputs belong to classes of this task or an earlier one, and which to those of earlier tasks only.
-        self.seen, self.old = (torch.zeros(outputs, dtype=torch.bool, device=self.device) for _ in range(2))
+        self.seen, self.old = (torch.zeros(last.out_features, dtype=torch.bool, device=self.device) for _ in range(2))
 
     @classmethod
     def from_config(cls, config: RunConfig, parts: Parts) -> Self:
@@ -175,8 +177,6 @@ def _herd(found: Tensor, count: int) -> Tensor:
 def _answer_nearest(network: nn.Module, means: dict[int, Tensor]) -> None:
     """Make the last layer compute |f - c|^2 - |f - mean|^2 = 2 (mean - c) f + |c|^2 - |mean|^2 for every class."""
     head = last_layer(network)
-    if head.bias is None:
-        raise UsageError("iCaRL needs a model whose last nn.Linear has a bias.")
     centre = torch.stack(list(means.values())).mean(0)
     head.weight.zero_()
     head.bias.fill_(NEVER)  # for classes without exemplars

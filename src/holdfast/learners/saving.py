@@ -14,7 +14,7 @@ from holdfast import checkpoint
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
-from holdfast.rng import check_globally, global_generators, global_state, restore, restore_globally
+from holdfast.rng import check_globally, global_generators, global_state, restore
 
 if TYPE_CHECKING:
     from holdfast.learners.base import Learner
@@ -217,17 +217,15 @@ def _add_ranks(ranks: Ranks, state: dict[str, Any]) -> None:
 
 def _restore_generators(learner: Learner, state: dict[str, Any]) -> None:
     """Put the generators back; of several ranks, each its own."""
-    restore_globally(state["global"], learner.device)
-    view, ranks = learner.view_generator, learner.ranks
-    if view is not None:
-        restore(view, state["augment"])
-    if ranks is None:
-        return
-    saved = state.get("ranks", {})
-    for kind, each in global_generators(learner.device).items():
-        ranks.restore(each, saved.get("global", {}).get(kind, [state["global"][kind]]))
-    if view is not None:
-        ranks.restore(view, saved.get("augment", [state["augment"]]))
+    by_rank, own = state.get("ranks", {}), global_generators(learner.device)
+    saved = [(each, state["global"][kind], by_rank.get("global", {}).get(kind)) for kind, each in own.items()]
+    if (view := learner.view_generator) is not None:
+        saved.append((view, state["augment"], by_rank.get("augment")))
+    for generator, alone, each_rank in saved:
+        if learner.ranks is None:
+            restore(generator, alone)
+        else:
+            learner.ranks.restore(generator, each_rank or [alone])
 
 
 # --- does a saved state fit? -----------------------------------------------------------------------------------------
