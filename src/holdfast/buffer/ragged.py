@@ -70,7 +70,7 @@ class RaggedMemory(Storage):
 
     def write(self, slots: Tensor, parts: Sequence[Tensor]) -> None:
         copies = self._copied(parts)
-        if copies is None:  # samples of other ranks: those that were copied here went to other ranks
+        if copies is None:  # with several ranks, those that arrive here are not those that were copied
             self._copies.clear()
             self._store(slots, parts)
         else:

@@ -115,7 +115,7 @@ class Largest(Answers):
         """The stored logits and those of the same classes now, (rows, k).
 
         For a regularizer that compares probabilities, (rows, k + 1): the last column is the rest, so that a softmax
-        gives the stored classes their probabilities, and the rest the sum of all others. There is no rest of k classes.
+        gives the stored classes their probabilities, and the rest the sum of all others. Of k classes, no rest is left.
         """
         past = self.look(drawn, kind)
         nothing = torch.full(self.positions.last(now).shape[:-1], IGNORED, device=now.device)

@@ -119,7 +119,7 @@ class OnlineEwc(AnchoredLearner):
         parameters = {name: each.detach() for name, each in self.parameters.items()}
         slope = grad(log_probability, has_aux=True)
         try:
-            # Of a copy: a model that works in place may have begun when it turns out that this cannot be done.
+            # A copy: a model may have changed it in place before it turns out that vmap cannot do this.
             slopes, logs = vmap(slope, in_dims=(None, 0, 0))(parameters, transform(torch.clone, view), labels)
         except (RuntimeError, ValueError):  # recurrent layers and models that look at values: one sample at a time
             found = [slope(parameters, chosen_rows(view, row), label) for row, label in enumerate(labels)]

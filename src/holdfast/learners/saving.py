@@ -121,7 +121,7 @@ def without_frozen(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state of the method, with the frozen weights that its copies have from the learner's own model."""
+    """The saved state of the method; frozen weights that its copies were saved without come from the model."""
     extra, model = dict(state.get("extra", {})), learner.model.state_dict()
     frozen = {name: model[name] for name in state.get("frozen", {})}
     return extra | {name: frozen | extra[name] for name in _copies(learner) if name in extra}

@@ -48,7 +48,7 @@ class GroupedBatchNorm(_BatchNorm):
     own_forward = False
     """Whether the original layer is of a class with its own forward pass, which is then called for each minibatch."""
     calls = 0
-    """How often it was called in this grouped pass; running statistics are updated in the right order for one call."""
+    """How often it was called in this grouped pass; more than one call would update running statistics out of order."""
 
     def __init__(self, original: _BatchNorm, groups: _Groups) -> None:
         nn.Module.__init__(self)
@@ -234,7 +234,7 @@ class GroupedForward:
         # More than one if parts of the model were converted one by one.
         self.groups = {norm.groups for norm in self.grouped}
         self._fusible: bool | None = None
-        """Whether one pass is enough; None until a pass in which minibatches matter has shown it."""
+        """Whether one pass is enough; None until the first pass in which a BatchNorm separates minibatches shows it."""
 
     @property
     def current(self) -> bool:
