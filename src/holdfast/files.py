@@ -10,9 +10,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-__all__ = ["flush", "lock", "locked", "read_regular", "remove_scratch", "replacing", "telling", "walked"]
+__all__ = ["ABANDONED", "flush", "lock", "locked", "read_regular", "remove_scratch", "replacing", "telling", "walked"]
 
-HOUR = 3600.0  # seconds; no file takes longer to write
+ABANDONED = 3600.0
+"""Seconds after which a scratch file or folder belongs to a process that was killed: nothing takes longer to write."""
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If the block raises, the old file stays and the new one is removed. A missing folder is made.
     """
-    remove_scratch(path, HOUR)
+    remove_scratch(path, ABANDONED)
     path.parent.mkdir(parents=True, exist_ok=True)
     # A random name: nobody can have put a link there, through which we would write over another file.
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")

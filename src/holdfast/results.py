@@ -24,7 +24,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.config import PROTOCOL, RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.files import flush, locked, telling
+from holdfast.files import ABANDONED, flush, locked, telling
 from holdfast.schema import read_json, validated
 
 __all__ = ["FROM_MATRICES", "LOGITS", "RESULT", "WEIGHTS", "RunResult", "check_writable", "environment", "find"]
@@ -35,8 +35,6 @@ FROM_MATRICES = ("accuracy", "task_il_accuracy", "forward_transfer", "backward_t
 """The numbers of a result that are computed from its matrices."""
 
 ADVICE = "Choose another folder with --out."
-ABANDONED_SECONDS = 3600
-"""A scratch folder of this age belongs to a process that was killed."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +213,7 @@ def save(result: RunResult, out: Path) -> Path:
     with telling(HoldfastError, f"the result could not be written to {out}", ADVICE):
         out.mkdir(parents=True, exist_ok=True)
         with locked(out):  # Two processes that save one run would trip over each other.
-            remove_scratch(out, age=ABANDONED_SECONDS)
+            remove_scratch(out, age=ABANDONED)
             return _write(result, out)
 
 

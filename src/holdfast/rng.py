@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.errors import UsageError
 
-__all__ = ["check_globally", "derive_seed", "generator", "global_generators", "global_state", "own_generators", "renew"]
+__all__ = ["check_globally", "derive_seed", "generator", "global_generators", "own_generators", "renew"]
 __all__ += ["restore", "seeded_globally", "swapped_globally"]
 
 _REMEDY = "continue on the kind of device where it was saved."
@@ -44,11 +44,6 @@ def restore(generator: torch.Generator, state: Tensor) -> None:
         ) from error
 
 
-def global_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of PyTorch's global generators, of the CPU and of `device`. Layers such as dropout draw from these."""
-    return {kind: each.get_state() for kind, each in global_generators(device).items()}
-
-
 def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
     """Raise an error if `states` are of global generators of another kind of device."""
     own = global_generators(device)
@@ -58,7 +53,7 @@ def check_globally(states: dict[str, Tensor], device: torch.device) -> None:
 
 
 def global_generators(device: torch.device) -> dict[str, torch.Generator]:
-    """PyTorch's global generators, of the CPU and of `device`, by kind of device."""
+    """PyTorch's global generators, of the CPU and of `device`, by kind of device: dropout, for one, draws from them."""
     found = {"cpu": torch.default_generator}
     if device.type == "cuda":
         current = torch.cuda.current_device()  # asking sets CUDA up; before that, there are no generators

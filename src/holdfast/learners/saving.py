@@ -14,7 +14,7 @@ from holdfast import checkpoint
 from holdfast.errors import CheckpointError, HoldfastError, UsageError
 from holdfast.learners.optimizers import ByUpdates
 from holdfast.ranks import Ranks
-from holdfast.rng import check_globally, global_generators, global_state, restore
+from holdfast.rng import check_globally, global_generators, restore
 
 if TYPE_CHECKING:
     from holdfast.learners.base import Learner
@@ -25,7 +25,7 @@ __all__ = ["load_state", "networks_of", "read_learner", "state_of", "without_fro
 def state_of(learner: Learner) -> dict[str, Any]:
     """All that decides what the learner's next steps do. The tensors are the learner's own, not copies."""
     state: dict[str, Any] = {"learner": type(learner).__name__, "model": dict(learner.model.state_dict())}
-    state["global"] = global_state(learner.device)
+    state["global"] = {kind: each.get_state() for kind, each in global_generators(learner.device).items()}
     for name, part in _parts(learner).items():
         # Of the optimiser and the scheduler, the kind as well: the state of another kind would not fit.
         own = part.state_dict()
