@@ -23,6 +23,5 @@ def pytest_collection_finish():
 
 
 # Doctests import every module; one that is about a package which is not installed cannot be.
-collect_ignore = [
-    f"src/holdfast/integrations/{name}.py" for name in ("lightning", "transformers") if find_spec(name) is None
-]
+INTEGRATIONS = {"lightning": "lightning.py", "transformers": "transformers"}
+collect_ignore = [f"src/holdfast/integrations/{path}" for name, path in INTEGRATIONS.items() if find_spec(name) is None]
