@@ -379,6 +379,24 @@ def test_unknown_regularizer_names_the_nearest():
         consistency(network("mlp"), buffer_size=5, regularizer="lnif")
 
 
+def test_a_regularizer_of_ones_own_takes_two_arguments():
+    with pytest.raises(UsageError, match="must take two arguments: the outputs now, and those stored"):
+        consistency(nn.Linear(2, 3), buffer_size=9, regularizer=lambda now: now.square().mean())
+
+
+@pytest.mark.parametrize("use", [lambda now, then: then, lambda now, then: now.detach() - then])
+def test_a_regularizer_without_a_gradient_is_refused(use):
+    model = nn.Linear(2, 3)
+    learner = consistency(model, buffer_size=9, regularizer=lambda now, then: use(now, then).square().mean())
+    x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
+    learner.observe(x, y)
+    before = model.weight.detach().clone()
+    with pytest.raises(UsageError, match="has no gradient, so that it would do nothing"):
+        learner.observe(x, y)
+    assert torch.equal(model.weight, before)
+    assert learner.buffer.offered == 4
+
+
 @pytest.mark.parametrize("term", sorted(set(hf.REGULARIZERS) - {"l1", "l2", "linf", "mse"}))
 def test_regularizers_that_do_nothing_for_one_output(term):
     """A softmax of it is 1, and normalised it is 1 or -1: there is no gradient."""

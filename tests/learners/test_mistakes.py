@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.errors import UsageError
 from holdfast.learners import Sgd
 from holdfast.models import group_batchnorm
 
@@ -345,3 +346,14 @@ class Featured(nn.Module):
 
     def forward(self, x):
         return self.last(self.features(x))
+
+
+def test_losses_that_a_method_forgot_to_return():
+    class Forgetful(Sgd):
+        def compute_losses(self, x, y):
+            super().compute_losses(x, y)
+
+    model = nn.Linear(2, 3)
+    learner = Forgetful(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(UsageError, match="compute_losses of Forgetful must return Losses, not a NoneType"):
+        learner.observe(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))

@@ -149,6 +149,8 @@ def test_nothing_to_learn(name):
     [
         (lambda now, then: now - then, r"a tensor of shape \(3, 3\)"),
         (lambda now, then: 1.0, "a float"),
+        (lambda now, then: (now - then).detach().square().mean(), "has no gradient"),
+        (lambda now: now.square().mean(), "must take two arguments"),
         (lambda now, then, *, needed: now.sum() * needed, "needs a value for needed"),
     ],
 )

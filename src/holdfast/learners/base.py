@@ -177,6 +177,9 @@ class Learner:
         self.alone = alone
         try:
             losses = self.compute_losses(*minibatch)
+            if not isinstance(losses, Losses):
+                found = type(losses).__name__
+                raise UsageError(f"compute_losses of {type(self).__name__} must return Losses, not a {found}.")
         except BaseException:
             self._transaction.roll_back()
             raise

@@ -145,6 +145,8 @@ class ConsistencyReplay(ReplayLearner):
         now, then = self.compare(now, draw1, self.kind)
         targets, labels = self.targets(x, y), self.targets(draw2.x, draw2.y)
         total, current, replay, consistency, outputs = self.objective(outputs, targets, now, then, replayed, labels)
+        if self.validate and now.requires_grad and not consistency.requires_grad:
+            self.refuse(_no_gradient(name_of(self.regularizer)))
         offer = self.offer(x, y, outputs, plan)
         return Losses(total, current=current, replay=replay, consistency=consistency, offer=offer)
 
@@ -199,7 +201,13 @@ def _rows(outputs: Tensor) -> Tensor:
 def _bound(given: str | Regularizer, options: Mapping[str, float]) -> Regularizer:
     """The regularizer with its hyper-parameters bound; an unknown name raises now, not at the first step."""
     function = REGULARIZERS[given] if isinstance(given, str) else given
-    known = dict(list(signature(function).parameters.items())[2:])  # the first two are the outputs
+    taken = signature(function)
+    try:
+        taken.bind_partial(None, None)
+    except TypeError:
+        wanted = "two arguments: the outputs now, and those stored"
+        raise UsageError(f"the regularizer {name_of(function)} must take {wanted}.") from None
+    known = dict(list(taken.parameters.items())[2:])  # the first two are the outputs
     for name in options:
         if name not in known:
             raise unknown_name("hyper-parameter of the regularizer", name, list(known))
@@ -216,3 +224,12 @@ def _check_value(name: str, regularizer: Regularizer) -> None:
     if not isinstance(value, Tensor) or value.dim():
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise UsageError(f"the regularizer {name} returns {found}; it must return one number, a tensor of shape ().")
+    if not value.requires_grad:
+        raise _no_gradient(name)
+
+
+def _no_gradient(name: str) -> UsageError:
+    return UsageError(
+        f"the regularizer {name} has no gradient, so that it would do nothing: what it returns must depend on its "
+        "first argument, without detach, argmax or rounding."
+    )
