@@ -176,7 +176,7 @@ class Learner:
         minibatch = self._transaction.begin(x, y)
         self.alone = alone
         try:
-            losses = self.compute_losses(*minibatch)
+            losses: object = self.compute_losses(*minibatch)  # the class of a user may return anything
             if not isinstance(losses, Losses):
                 found = type(losses).__name__
                 raise UsageError(f"compute_losses of {type(self).__name__} must return Losses, not a {found}.")
