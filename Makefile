@@ -1,5 +1,5 @@
 # Two doors for newcomers, `make demo` and `make test`; `make quick` and `make check` for those who change the code.
-# On two cores: the first call installs (about 3 minutes), the demo takes 45 seconds, the tests about 3 minutes.
+# On two cores: the first call installs (about 3 minutes), the demo takes 45 seconds, the tests 3 to 4 minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
