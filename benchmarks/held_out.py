@@ -21,7 +21,7 @@ import torch
 from holdfast import results
 from holdfast.analysis.runs import final_model
 from holdfast.benchmarks import make_benchmark
-from holdfast.data import ImageSet, data_root
+from holdfast.data import data_root
 from holdfast.devices import choose_device, cpu_threads
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.evaluation import Exam, evaluate
@@ -39,10 +39,8 @@ def held_out(folder: Path, root: Path, device: torch.device) -> dict[str, Any]:
     whole = make_benchmark(config.change(train_limit=None, validation=0.0), root, device)
     exams = []
     for task in whole.tasks:
-        images, labels = task.train()
-        mask = torch.zeros(whole.classes, dtype=torch.bool, device=device)
-        mask[list(task.classes)] = True
-        exams.append(Exam(ImageSet(images[config.train_limit :], labels[config.train_limit :]), mask))
+        left_out = task.train().select(slice(config.train_limit, None))
+        exams.append(Exam.of(left_out, task.classes, whole.classes, device))
     network, _ = final_model(folder, config, results.read_tensors(folder, results.WEIGHTS), root)
     tested = evaluate(network.to(device), exams, whole.normalize, config.precision)
     return {

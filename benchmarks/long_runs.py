@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from holdfast.benchmarks import make_benchmark
-from holdfast.benchmarks.base import Benchmark, Task
 from holdfast.config import RunConfig
-from holdfast.data import ImageSet, data_root
+from holdfast.data import data_root
 from holdfast.devices import choose_device, cpu_threads, own_stream
 from holdfast.evaluation import Accuracies, Exam, evaluate
 from holdfast.learners import settings_for
@@ -48,7 +47,7 @@ class Onlooker:
 def long_run(config: RunConfig, root: Path, device: torch.device = CPU) -> dict[str, Any]:
     """Carries out the run; accuracies in percent over all tasks."""
     benchmark, onlooker = make_benchmark(config, root, device), Onlooker()
-    exams = [exam_of(task, benchmark, device) for task in benchmark.tasks]
+    exams = [Exam.of(task.test, task.classes, benchmark.classes, device) for task in benchmark.tasks]
     samples = len(benchmark.tasks[0].train().labels)
     steps = len(benchmark.tasks) * config.epochs * -(-samples // config.batch_size)
     read: dict[int, Accuracies] = {}
@@ -82,13 +81,6 @@ def long_run(config: RunConfig, root: Path, device: torch.device = CPU) -> dict[
         "fingerprint": config.fingerprint,
         "seconds": round(result.seconds),
     }
-
-
-def exam_of(task: Task, benchmark: Benchmark, device: torch.device = CPU) -> Exam:
-    """A task's test set, and which outputs belong to the task."""
-    mask = torch.zeros(benchmark.classes, dtype=torch.bool)
-    mask[list(task.classes)] = True
-    return Exam(ImageSet(*(part.to(device) for part in task.test)), mask.to(device))
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import torch
 
 from holdfast import results
 from holdfast.analysis.runs import final_model
-from holdfast.data import ImageSet, data_root
+from holdfast.data import data_root
 from holdfast.devices import choose_device
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.evaluation import Exam, evaluate
@@ -32,11 +32,7 @@ def both(folder: Path, root: Path, device: torch.device) -> dict[str, Any]:
     model, benchmark = final_model(folder, run.config, results.read_tensors(folder, results.WEIGHTS), root)
     if not isinstance(model, AtAllAngles):
         raise UsageError(f"{folder} looks once: give runs of ballast with looks=angles.")
-    exams = []
-    for task in benchmark.tasks:
-        own = torch.zeros(benchmark.classes, dtype=torch.bool, device=device)
-        own[list(task.classes)] = True
-        exams.append(Exam(ImageSet(task.test.images.to(device), task.test.labels.to(device)), own))
+    exams = [Exam.of(task.test, task.classes, benchmark.classes, device) for task in benchmark.tasks]
     found: dict[str, Any] = {}
     for looks, network in (("angles", model), ("once", model.network)):
         network = network.to(device, memory_format=torch.channels_last)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,14 @@ class Exam(NamedTuple):
 
     images: ImageSet
     mask: Tensor | None
+
+    @classmethod
+    def of(cls, images: ImageSet, classes: Sequence[int], outputs: int, device: torch.device) -> Self:
+        """A task's test images, brought to the device; `classes` are the task's, of so many outputs."""
+        mask = torch.zeros(outputs, dtype=torch.bool)
+        mask[list(classes)] = True
+        moved = ImageSet(images.images.to(device), images.labels.to(device))
+        return cls(moved, None if mask.all() else mask.to(device))
 
 
 class Accuracies(NamedTuple):

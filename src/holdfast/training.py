@@ -51,7 +51,7 @@ def _train(
     batches, hooks = benchmark.batches, benchmark.boundaries and overridden
     if learner.all_at_once:
         stages, batches, hooks = [benchmark.joint], shuffled, False
-    exams = [_exam(task, benchmark.classes, device) for task in benchmark.tasks]
+    exams = [Exam.of(task.test, task.classes, benchmark.classes, device) for task in benchmark.tasks]
     matrices = torch.full((2, len(stages), len(exams)), torch.nan, dtype=torch.float64)
     progress = Progress(config, len(stages))
     state = RunState(engine, generators, progress, matrices, clock)
@@ -194,14 +194,6 @@ def run(
                 return result
             if on_step:
                 on_step(progress)
-
-
-def _exam(task: Task, outputs: int, device: torch.device) -> Exam:
-    """A task's test set on the device."""
-    mask = torch.zeros(outputs, dtype=torch.bool)
-    mask[list(task.classes)] = True
-    images = ImageSet(task.test.images.to(device), task.test.labels.to(device))
-    return Exam(images, None if mask.all() else mask.to(device))
 
 
 def _result(state: RunState, logits: list[Tensor], exams: list[Exam]) -> RunResult:
