@@ -121,6 +121,19 @@ def test_a_lack_of_memory_is_told_with_its_size(error):
         raise error
 
 
+def test_more_than_the_machine_has_is_refused_before_it_is_used(monkeypatch):
+    buffer = make()
+    needed = (buffer.capacity + 1) * (X[0].nbytes + Y[0].nbytes)
+    monkeypatch.setattr("holdfast.buffer.memory.host_memory", lambda: needed - 1)
+    with pytest.raises(hf.StorageError, match=f"needs {needed:,} bytes in the memory of cpu, which has {needed - 1:,}"):
+        buffer.add(X, Y)
+    assert buffer.stored == 0
+    monkeypatch.setattr("holdfast.buffer.memory.host_memory", lambda: needed)
+    buffer.add(X, Y)
+    with pytest.raises(hf.StorageError, match="which has"):
+        hf.Reservoir(10**13).add(X, Y)
+
+
 RARE = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 

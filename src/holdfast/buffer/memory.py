@@ -1,6 +1,7 @@
 """Stored samples of one shape in memory: that of the device, or that of the host."""
 # ruff: noqa: D102 (`Storage` explains the methods)
 
+import os
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.buffer.base import Storage
-from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, layout_of_state
+from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, layout_of_state, unaffordable
 
 __all__ = ["Memory"]
 
@@ -31,7 +32,11 @@ class Memory(Storage):
         if layout == self.layout:
             return
         rows, columns = self.capacity + 1, layout.values()
-        with affordable(rows * sum(column.size for column in columns), f"the memory of {self.home}"):
+        wanted, place = rows * sum(column.size for column in columns), f"the memory of {self.home}"
+        # A system grants more than there is, and ends the process when it is used.
+        if self.home.type == "cpu" and (there := host_memory()) is not None and wanted > there:
+            raise unaffordable(wanted, place, f"which has {there:,}")
+        with affordable(wanted, place):
             self.columns = [torch.zeros((rows, *shape), dtype=dtype, device=self.home) for shape, dtype in columns]
         self.layout = layout
 
@@ -73,6 +78,14 @@ class Memory(Storage):
             self.make(layout_of_state(state))
             for name, column in zip(self.layout, self.columns, strict=True):
                 column[: len(saved[name])].copy_(saved[name])
+
+
+def host_memory() -> int | None:
+    """The bytes of this machine's memory; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _numbers(rows: Tensor) -> Tensor:
