@@ -273,8 +273,9 @@ def test_title():
         ("epochs=1e2", "epochs", 100),
         ("seed=-1", "seed", -1),
         ("seed=9007199254740993", "seed", 2**53 + 1),  # no float64 holds it
-        ("tasks=none", "tasks", None),
-        ("tasks=None", "tasks", None),
+        ("tasks=none", "tasks", 20),
+        ("tasks=None", "tasks", 20),
+        ("train_limit=none", "train_limit", None),
         ("train_limit=", "train_limit", None),
         ("train_limit=100", "train_limit", 100),
         ("model=resnet18", "model", "resnet18"),
@@ -285,6 +286,13 @@ def test_parse_gives_values_of_the_right_type(text, name, value):
     parsed = getattr(example(tasks=2).parse([text]), name)
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+def test_the_usual_number_of_tasks_has_one_fingerprint():
+    usual = RunConfig.preset("rot-mnist", "mse", buffer_size=200)
+    assert usual.parse(["tasks=none"]).fingerprint == usual.fingerprint
+    own = RunConfig(benchmark="one-of-my-own", method="mse", buffer_size=200, tasks=3)
+    assert own.parse(["tasks=none"]).tasks is None
 
 
 def test_parse_applies_several_and_the_last_wins():

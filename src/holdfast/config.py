@@ -166,6 +166,8 @@ class RunConfig:
                 changes[key] = _like(defaults[key], key, text)
             else:
                 raise unknown_name("setting", key, [*defaults, *known, "regularizer.NAME"])
+        if "tasks" in changes and changes["tasks"] is None:  # the number itself, as one run has one fingerprint
+            changes["tasks"] = _preset(self.benchmark, self.method, self.buffer_size).get("tasks")
         return self.change(**changes, options=tuple(options.items()), settings=tuple(own.items()))
 
     def to_dict(self) -> dict[str, Any]:

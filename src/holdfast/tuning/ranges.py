@@ -82,6 +82,8 @@ def with_values(config: RunConfig, values: dict[str, float]) -> RunConfig:
     known = [field.name for field in fields(config) if field.type == "float" and field.name != "validation"]
     known += [name for name, default in own.items() if isinstance(default, float)]
     for name in values:
+        if name in {*own, *(field.name for field in fields(config))}.difference(known):
+            raise UsageError(f"{name} cannot be tuned; what can are {', '.join(known)}.")
         if name not in known and not name.startswith("regularizer."):
             raise unknown_name("number to tune", name, known)
     return config.parse([f"{name}={value!r}" for name, value in values.items()], own)
