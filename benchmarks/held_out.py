@@ -70,6 +70,8 @@ def main() -> None:
     options = parser.parse_args()
     device, root = choose_device(options.device), data_root(options.data)
     folders = [folder for folder in options.runs if (folder / results.WEIGHTS).exists()]
+    if not folders:
+        raise UsageError("none of these folders holds a finished run with weights.")
     with cpu_threads(1):  # these networks are small
         rows = [held_out(each, root, device) for each in folders]
     for row in sorted(rows, key=lambda row: -row["accuracy"]):

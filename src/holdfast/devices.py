@@ -1,5 +1,6 @@
 """Where runs compute: the device, the CPU threads, the stream of a GPU."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,7 +12,8 @@ from holdfast.config import RunConfig
 from holdfast.errors import UsageError
 from holdfast.models import MODELS, evaluating
 
-__all__ = ["choose_device", "choose_threads", "cpu_threads", "lacks_bfloat16", "own_stream", "threads_for"]
+__all__ = ["choose_device", "choose_threads", "cpu_threads", "host_memory", "lacks_bfloat16", "own_stream"]
+__all__ += ["threads_for"]
 
 SMALL = 100_000_000
 """Operations of a forward pass below which one thread is the fastest: sharing such products costs more than it saves.
@@ -44,6 +46,14 @@ def choose_threads(model: nn.Module, x: Any) -> int:
         if counter.get_total_flops() < SMALL:
             torch.set_num_threads(1)
     return torch.get_num_threads()
+
+
+def host_memory() -> int | None:
+    """The bytes of this machine's memory; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def choose_device(name: str) -> torch.device:

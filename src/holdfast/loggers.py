@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol, Self
 
 from holdfast.errors import HoldfastError, UsageError, needing
@@ -161,10 +162,8 @@ class TensorBoard(_Friend):
             raise UsageError("TensorBoard has no run_id: the same folder and name continue a run.")
         self._writer = SummaryWriter(str(Path(where) / name))
         if config:
-            text = "    " + json.dumps(config, indent=1, default=str).replace(
-                "\n", "\n    "
-            )  # shown as a block of code
-            self._writer.add_text("config", text)
+            text = json.dumps(config, indent=1, default=str)
+            self._writer.add_text("config", indent(text, "    "))  # shown as a block of code
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         for key, value in numbers.items():

@@ -1,6 +1,5 @@
 """Robustness: a classifier's accuracy on corrupted test images, published (CIFAR-10-C) or generated."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from holdfast.analysis.calibration import check_labels, check_logits
 from holdfast.analysis.corruptions import BENCHMARK_CORRUPTIONS, CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
 from holdfast.data.cifar10c import PublishedCorruptions
+from holdfast.devices import host_memory
 from holdfast.errors import UsageError
 from holdfast.schema import Percent
 
@@ -74,10 +74,8 @@ def _room(device: torch.device) -> int:
     """A quarter of the device's memory in bytes; on a CPU at most 4 GiB, since a container may have less memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory) // 4
-    try:
-        return min(4 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return 1 << 30
+    there = host_memory()
+    return 1 << 30 if there is None else min(4 << 30, there // 4)
 
 
 def robustness(

@@ -1,7 +1,6 @@
 """Stored samples of one shape in memory: that of the device, or that of the host."""
 # ruff: noqa: D102 (`Storage` explains the methods)
 
-import os
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from holdfast.buffer.base import Storage
 from holdfast.buffer.layout import Layout, affordable, columns_of, layout_of, layout_of_state, unaffordable
+from holdfast.devices import host_memory
 
 __all__ = ["Memory"]
 
@@ -78,14 +78,6 @@ class Memory(Storage):
             self.make(layout_of_state(state))
             for name, column in zip(self.layout, self.columns, strict=True):
                 column[: len(saved[name])].copy_(saved[name])
-
-
-def host_memory() -> int | None:
-    """The bytes of this machine's memory; None where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _numbers(rows: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class CapturedEngine(Engine):
             captured.indices.copy_(indices)
             captured.graph.replay()
             if buffer is not None:
-                buffer.offered += captured.offered
+                buffer.offered += captured.offered  # the host's count: the replay moved the device's alone
         else:
             self._first_steps(key, indices)
         self.log.steps += 1
@@ -132,6 +132,6 @@ class CapturedEngine(Engine):
             for generator, state in states:
                 renew(generator, state)
             if buffer is not None:
-                buffer.offered = offered
+                buffer.offered = offered  # nothing was executed, but the host has counted
             raise
         return _Graph(graph, static, 0 if buffer is None else buffer.offered - offered)
